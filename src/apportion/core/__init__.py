@@ -1,0 +1,1 @@
+"""The mathematics: array API only, no networks, environments, files or frameworks."""
