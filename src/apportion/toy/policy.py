@@ -120,9 +120,9 @@ def logits_of(language: Language, sequence_log: np.ndarray) -> np.ndarray:
     The sweep of `edge_log_mass` backwards. A prefix of zero mass gets a uniform conditional.
     """
     N, B = len(sequence_log), language.branching
-    passed = np.full((N, language.prefixes * language.V), -np.inf)
-    passed[:, language.end] = sequence_log
-    passed = passed.reshape(N, language.prefixes, language.V)
+    flat = np.full((N, language.prefixes * language.V), -np.inf)
+    flat[:, language.end] = sequence_log
+    passed = flat.reshape(N, language.prefixes, language.V)
     for above, below in zip(language.levels[-2::-1], language.levels[:0:-1], strict=True):
         passed[:, above, :B] = np.logaddexp.reduce(passed[:, below], axis=-1).reshape(N, -1, B)
     unreachable = np.isneginf(passed).all(axis=-1, keepdims=True)
