@@ -194,9 +194,7 @@ ppo_rlhf = Method(
     lineage="ppo + KL in the reward, undiscounted",
     differs="beta is fixed unless KL.adaptive is set",
     settings=(
-        Setting(
-            "r_t", "-beta log(pi/pi_ref), score at the last token", "Stiennon et al. 2020; Ouyang et al. 2022"
-        ),
+        Setting("r_t", "-beta log(pi/pi_ref), score at the last token", "Stiennon et al. 2020; Ouyang et al. 2022"),
         Setting("epochs, eps, lambda", (4, 0.2, 0.95), "Ziegler et al. 2019, appendix A"),
         Setting("beta", 0.05),
     ),
@@ -427,7 +425,7 @@ raft = Method(
 dpo = Method(
     name="dpo",
     title="DPO",
-    sampler=Sampler(group=2, source="reference", feedback="preference"),
+    sampler=Sampler(group=2, proposer="reference", feedback="preference"),
     credit=Total(),
     baseline=LeaveOneOut(),
     trust=PairLogistic(beta=0.1),
@@ -454,9 +452,7 @@ distill = Method(
     target="the teacher",
     lineage="reinforce_togo whose only reward is the log-ratio to a teacher",
     differs="the whole sequence's reverse KL (reward-to-go), where common code takes each token's own term",
-    settings=(
-        Setting("r_t", "log teacher - log pi", "Gu et al. 2024 (MiniLLM), eq. 3; Agarwal et al. 2024 (GKD)"),
-    ),
+    settings=(Setting("r_t", "log teacher - log pi", "Gu et al. 2024 (MiniLLM), eq. 3; Agarwal et al. 2024 (GKD)"),),
 )
 
 METHODS: dict[str, Method] = {

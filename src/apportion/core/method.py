@@ -159,10 +159,7 @@ class Method:
             marks = ([rest[:-1]] if rest else []) + [f"{k}={v!r}" for k, v in touched.items()]
             changed["name"] = f"{stem}[{', '.join(marks)}]"
         # Group size, epochs and step size do not move the claim; a part of w, or who proposes and what stays, does.
-        if (
-            set(touched) - {"group", "epochs", "minibatches", "horizon", "value_rollouts"}
-            and "claim" not in changes
-        ):
+        if set(touched) - {"group", "epochs", "minibatches", "horizon", "value_rollouts"} and "claim" not in changes:
             changed["claim"] = Claim()
         return dataclasses.replace(self, **changed)
 
@@ -211,9 +208,7 @@ def _set(part: Any, where: str, path: str, value: Any) -> Any:
 
 def _conflicts(m: Method) -> list[tuple[bool, str]]:
     s = m.sampler
-    groups = [
-        p for p in (m.baseline, m.scale, m.credit, s.keep) if p.scope == "group" or isinstance(p, KeepMixed)
-    ]
+    groups = [p for p in (m.baseline, m.scale, m.credit, s.keep) if p.scope == "group" or isinstance(p, KeepMixed)]
     critic = isinstance(m.credit, GAE) or isinstance(m.baseline, Critic)
     return [
         (
@@ -279,7 +274,7 @@ def _doubts(m: Method) -> list[tuple[bool, str]]:
         (
             isinstance(m.ratio, NoRatio)
             and s.epochs * s.minibatches > 1
-            and s.source == "policy"
+            and s.proposer == "policy"
             and not isinstance(s.keep, KeepBest),
             "samples are reused without an importance ratio; set ratio=DecisionRatio() or epochs and minibatches to 1",
         ),

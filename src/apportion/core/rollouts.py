@@ -48,7 +48,7 @@ class Rollouts:
         shape = tuple(self.reward.shape)
         if len(shape) != 3:
             raise InvalidData(f"reward has shape {shape}; it must be [N groups, G siblings, T decisions]")
-        expected = dict.fromkeys(_DECISION, shape)
+        expected: dict[str, tuple[int, ...]] = dict.fromkeys(_DECISION, shape)
         expected |= {"scored": shape[:2], "greedy_return": shape[:1], "mass": shape[:1]}
         for field in fields(self):
             x = getattr(self, field.name)
@@ -77,9 +77,7 @@ mask that decision out or mark the trajectory unscored
         if self.step is not None:
             xp = array_namespace(self.reward)
             if bool(xp.any(xp.logical_and(self.reward != 0, xp.logical_not(self.step)))):
-                raise InvalidData(
-                    "reward is not 0 at a decision that `step` does not mark; mark it as a step"
-                )
+                raise InvalidData("reward is not 0 at a decision that `step` does not mark; mark it as a step")
         if self.greedy_return is not None:
             ones = array_namespace(self.reward).ones_like(self.mask[:, 0, 0])
             check_finite("greedy_return", self.greedy_return, ones)

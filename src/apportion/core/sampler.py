@@ -11,7 +11,7 @@ from apportion.core.parts.keep import Keep, KeepAll
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "start": ("reset", "visited", "independent", "stream"),
-    "source": ("policy", "reference"),
+    "proposer": ("policy", "reference"),
     "values": ("none", "critic", "rollouts"),
     "feedback": ("reward", "preference", "none"),
 }
@@ -25,7 +25,7 @@ class Sampler(Part):
     start: "reset" (a fresh start state or prompt, shared by the siblings), "visited" (an exact state met on the
         way), "independent" (each sibling its own start), "stream" (segments that go on where the last one ended).
     horizon: decisions per trajectory or segment; None takes the task's time limit.
-    source: who proposes: the "policy" or the frozen "reference".
+    proposer: who proposes: the "policy" or the frozen "reference".
     feedback: "reward", "preference" (the siblings of a pair are labelled 1 chosen / 0 rejected) or "none"
         (the task's reward is not read; only the KL to a teacher counts).
     values: where V comes from: "none", a learned "critic", or fresh "rollouts" from the state.
@@ -39,7 +39,7 @@ class Sampler(Part):
     group: int = 1
     start: Literal["reset", "visited", "independent", "stream"] = "reset"
     horizon: int | None = None
-    source: Literal["policy", "reference"] = "policy"
+    proposer: Literal["policy", "reference"] = "policy"
     feedback: Literal["reward", "preference", "none"] = "reward"
     values: Literal["none", "critic", "rollouts"] = "none"
     value_rollouts: int = 9

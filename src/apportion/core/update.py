@@ -29,9 +29,7 @@ class Adam(Part):
     def __post_init__(self) -> None:
         self._require("learning_rate", self.learning_rate > 0, "more than 0")
         self._require("anneal", self.anneal in ("constant", "linear", "cosine"), "constant, linear or cosine")
-        self._require(
-            "max_grad_norm", self.max_grad_norm is None or self.max_grad_norm > 0, "more than 0, or None"
-        )
+        self._require("max_grad_norm", self.max_grad_norm is None or self.max_grad_norm > 0, "more than 0, or None")
 
 
 @dataclass(frozen=True)
@@ -46,9 +44,7 @@ class NaturalGradient(Part):
     damping: float = 0.1
     backtracks: int = 10
     shrink: float = 0.8
-    equation: ClassVar[str] = (
-        "theta += sqrt(2 delta / g'F⁻¹g) F⁻¹g, backtracked until KL <= delta and gain > 0"
-    )
+    equation: ClassVar[str] = "theta += sqrt(2 delta / g'F⁻¹g) F⁻¹g, backtracked until KL <= delta and gain > 0"
     source: ClassVar[str] = "Schulman et al. 2015 (TRPO), appendix C"
 
     def __post_init__(self) -> None:

@@ -63,9 +63,7 @@ def advantages(method: Method, rollouts: Rollouts, beta: float | Array | None = 
     if isinstance(method.kl, KL) and method.kl.place == "reward":
         assert rollouts.logref is not None
         penalty = estimate(method.kl.estimator, rollouts.logq, rollouts.logref)
-        kl = (method.kl.beta if beta is None else beta) * xp.where(
-            rollouts.mask, penalty, xp.zeros_like(penalty)
-        )
+        kl = (method.kl.beta if beta is None else beta) * xp.where(rollouts.mask, penalty, xp.zeros_like(penalty))
     shaped = reward - kl
     credit = method.credit(rollouts, shaped)
     baseline = method.baseline(rollouts, shaped, credit)

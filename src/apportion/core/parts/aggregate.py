@@ -97,9 +97,7 @@ class Constant(Aggregate):
     source: ClassVar[str] = "Liu et al. 2025 (Dr. GRPO), section 3.2 and its code"
 
     def __post_init__(self) -> None:
-        self._require(
-            "length", self.length is None or self.length > 0, "more than 0, or None for the horizon"
-        )
+        self._require("length", self.length is None or self.length > 0, "more than 0, or None for the horizon")
 
     def __call__(self, rollouts: Rollouts, kept: Array) -> Array:
         """See `Aggregate`. Raises InvalidData when neither the part nor the rollouts name a length."""

@@ -38,6 +38,4 @@ class Part(ABC):
 
     def _require(self, field: str, ok: bool, rule: str) -> None:
         if not ok:
-            raise InvalidMethod(
-                f"{type(self).__name__}.{field} is {getattr(self, field)!r}; it must be {rule}"
-            )
+            raise InvalidMethod(f"{type(self).__name__}.{field} is {getattr(self, field)!r}; it must be {rule}")

@@ -84,9 +84,7 @@ class KL(Part):
         """
         xp = array_namespace(logp)
         d = logref - logp
-        slope = {"k1": lambda: xp.ones_like(d), "k2": lambda: -d, "k3": lambda: 1 - xp.exp(d)}[
-            self.estimator
-        ]()
+        slope = {"k1": lambda: xp.ones_like(d), "k2": lambda: -d, "k3": lambda: 1 - xp.exp(d)}[self.estimator]()
         if not self.corrected:
             return slope
         return xp.exp(logp - logq) * (estimate(self.estimator, logp, logref) + slope)

@@ -91,9 +91,7 @@ class Cap(Trust):
     needs_ratio: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self._require(
-            "high", self.high > 0, "more than 0 (an absolute bound on the ratio, not an offset from 1)"
-        )
+        self._require("high", self.high > 0, "more than 0 (an absolute bound on the ratio, not an offset from 1)")
         self._require("low", 0 <= self.low <= self.high, "between 0 and high")
 
     def gate(self, ratio: Array, advantage: Array, logp: Array, logref: Array | None, mask: Array) -> Array:
@@ -115,9 +113,7 @@ class PairLogistic(Trust):
     """
 
     beta: float = 0.1
-    equation: ClassVar[str] = (
-        "gate = 2 beta · sigmoid(beta (h_rejected - h_chosen)),  h = sum_t log pi/pi_ref"
-    )
+    equation: ClassVar[str] = "gate = 2 beta · sigmoid(beta (h_rejected - h_chosen)),  h = sum_t log pi/pi_ref"
     source: ClassVar[str] = "Rafailov et al. 2023 (DPO), eq. 7 and the gradient below it"
     scope: ClassVar = "group"
     affine: ClassVar[bool] = False

@@ -1,0 +1,1 @@
+"""Control: JAX simulators, policies and training."""
