@@ -1,0 +1,219 @@
+"""From a collection to a step: `advantages` once, then epochs of minibatches through the one loss line.
+
+All parameters live in one flat vector: an optimiser over twenty small arrays is twenty tiny kernels a step,
+and on small networks those, not the matrix products, are the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from apportion.control.policy import Parameters, Policy
+from apportion.core.method import Method
+from apportion.core.update import Adam
+from apportion.core.weigh import Ledger, weights
+
+CHUNK = 2048
+"""Decisions a ragged collection is worked through at a time; the gradient does not depend on it."""
+
+
+class Rows(NamedTuple):
+    """Decisions of a collection as flat rows [B ...].
+
+    weight is each decision's share in the plain means (value regression, entropy); 0 where masked.
+    """
+
+    observation: jax.Array
+    action: jax.Array
+    logq: jax.Array
+    advantage: jax.Array
+    share: jax.Array
+    weight: jax.Array
+    target: jax.Array
+    old_value: jax.Array
+
+
+class Signals(NamedTuple):
+    """Means over the decisions of an update, for the log."""
+
+    entropy: jax.Array
+    clip_fraction: jax.Array
+    kl: jax.Array
+    value_loss: jax.Array
+    grad_norm: jax.Array
+
+
+def optimiser(update: Adam) -> optax.GradientTransformation:
+    """Adam without its learning rate, which is annealed by environment steps and applied by hand."""
+    clip = [] if update.max_grad_norm is None else [optax.clip_by_global_norm(update.max_grad_norm)]
+    return optax.chain(*clip, optax.scale_by_adam(b1=update.b1, b2=update.b2, eps=update.eps))
+
+
+def annealed(update: Adam, done: jax.Array) -> jax.Array:
+    """Learning rate after the fraction `done` of the environment steps."""
+    done = jnp.clip(done, 0.0, 1.0)
+    path = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1 + jnp.cos(jnp.pi * done))}[update.anneal]
+    final = 1.0 if update.anneal == "constant" else update.final_fraction
+    return update.learning_rate * (final + (1 - final) * path)
+
+
+def as_ledger(rows: Rows) -> Ledger:
+    """The rows `weights` reads, in the form it reads them (the account up to the advantage is closed)."""
+    zero, one = jnp.zeros_like(rows.share), jnp.ones_like(rows.share)
+    return Ledger(rows.advantage, zero, rows.advantage, zero, one, rows.share, rows.share > 0, rows.logq)
+
+
+@dataclass(frozen=True, eq=False)
+class Learner:
+    """One update of a method: static description; every array is an argument."""
+
+    method: Method
+    policy: Policy
+    unravel: Callable[[jax.Array], Parameters]
+
+    def loss(self, flat: jax.Array, rows: Rows, w: jax.Array | None, cuts: float) -> tuple[jax.Array, Signals]:
+        """-(stop_gradient(w) · log pi).sum(), plus the extras that have no (q, w) form.
+
+        cuts: number of minibatches, so that each one's loss is a mean although shares are of the collection.
+        """
+        parameters, method = self.unravel(flat), self.method
+        logp, entropy = self.policy.log_prob(parameters, rows.observation, rows.action, method.sampler.temperature)
+        frozen = jax.lax.stop_gradient(logp)
+        ledger = weights(method, as_ledger(rows), frozen) if w is None else None
+        weight = w if ledger is None else ledger.w
+        assert weight is not None
+        loss = -cuts * jnp.sum(jax.lax.stop_gradient(weight) * logp)
+        mean_entropy = cuts * jnp.sum(rows.weight * entropy)
+        if method.entropy:
+            loss = loss - method.entropy * mean_entropy
+        value_loss = jnp.zeros(())
+        if method.value_loss is not None:
+            value = self.policy.value(parameters, rows.observation)
+            error = (value - rows.target) ** 2
+            if method.value_loss.clip is not None:
+                near = rows.old_value + jnp.clip(
+                    value - rows.old_value, -method.value_loss.clip, method.value_loss.clip
+                )
+                error = jnp.maximum(error, (near - rows.target) ** 2)
+            value_loss = cuts * jnp.sum(rows.weight * error) / 2
+            loss = loss + method.value_loss.coefficient * value_loss
+        log_ratio = frozen - rows.logq
+        clipped = jnp.zeros(()) if ledger is None or ledger.gate is None else jnp.sum(rows.weight * (ledger.gate != 1))
+        kl = jnp.sum(rows.weight * (jnp.exp(log_ratio) - 1 - log_ratio))
+        return loss, Signals(mean_entropy, cuts * clipped, cuts * kl, value_loss, jnp.zeros(()))
+
+    def step(self, flat: jax.Array, state: Any, gradient: jax.Array, rate: jax.Array) -> tuple[jax.Array, Any]:
+        """One optimiser step along the descent of the loss."""
+        assert isinstance(self.method.update, Adam)
+        direction, state = optimiser(self.method.update).update(gradient, state)
+        return flat - rate * direction, state
+
+    def even(
+        self, flat: jax.Array, state: Any, rows: Rows, key: jax.Array, rate: jax.Array
+    ) -> tuple[jax.Array, Any, Signals]:
+        """Epochs over a collection without masked rows: shuffle, cut into equal minibatches, step on each."""
+        cuts, epochs = self.method.sampler.minibatches, self.method.sampler.epochs
+        size = rows.share.shape[0]
+
+        def minibatch(carry: tuple[jax.Array, Any], cut: Rows) -> tuple[tuple[jax.Array, Any], Signals]:
+            flat, state = carry
+            gradient, signals = jax.grad(self.loss, has_aux=True)(flat, cut, None, float(cuts))
+            norm = jnp.sqrt(jnp.sum(gradient**2))
+            return self.step(flat, state, gradient, rate), signals._replace(grad_norm=norm)
+
+        def epoch(carry: tuple[jax.Array, Any], key: jax.Array) -> tuple[tuple[jax.Array, Any], Signals]:
+            order = jax.random.permutation(key, size) if cuts > 1 else jnp.arange(size)
+            shuffled = jax.tree.map(lambda x: x[order].reshape(cuts, size // cuts, *x.shape[1:]), rows)
+            return jax.lax.scan(minibatch, carry, shuffled)
+
+        (flat, state), signals = jax.lax.scan(epoch, (flat, state), jax.random.split(key, epochs))
+        return flat, state, jax.tree.map(jnp.mean, signals)
+
+    def ragged(
+        self, flat: jax.Array, state: Any, rows: Rows, valid: jax.Array, key: jax.Array, rate: jax.Array
+    ) -> tuple[jax.Array, Any, Signals]:
+        """Epochs over a masked collection; masked decisions cost nothing.
+
+        valid: [N G T] bool. Rows are flat in that order. Each epoch orders the valid decisions (whole trajectories
+        together where the ratio needs them whole), cuts them into minibatches, and works through each in chunks.
+        """
+        cuts, epochs = self.method.sampler.minibatches, self.method.sampler.epochs
+
+        def epoch(carry: tuple[jax.Array, Any], key: jax.Array) -> tuple[tuple[jax.Array, Any], Signals]:
+            order, bounds = self._order(valid, key, cuts)
+
+            def minibatch(carry: tuple[jax.Array, Any], k: jax.Array) -> tuple[tuple[jax.Array, Any], Signals]:
+                flat, state = carry
+                gradient, signals = self._gradient(flat, rows, valid.shape, order, bounds[k], bounds[k + 1])
+                norm = jnp.sqrt(jnp.sum(gradient**2))
+                moved = self.step(flat, state, gradient, rate)
+                # A collection whose groups all agree says nothing: no step, not even Adam's momentum.
+                silent = bounds[k] >= bounds[k + 1]
+                kept = jax.tree.map(lambda old, new: jnp.where(silent, old, new), (flat, state), moved)
+                return kept, signals._replace(grad_norm=norm)
+
+            return jax.lax.scan(minibatch, carry, jnp.arange(cuts))
+
+        (flat, state), signals = jax.lax.scan(epoch, (flat, state), jax.random.split(key, epochs))
+        return flat, state, jax.tree.map(jnp.mean, signals)
+
+    def _order(self, valid: jax.Array, key: jax.Array, cuts: int) -> tuple[jax.Array, jax.Array]:
+        """Random order of the rows, valid ones first, and the minibatches' bounds [cuts + 1] in it."""
+        trajectories, flat = valid.reshape(-1, valid.shape[-1]), valid.reshape(-1)
+        if self.method.ratio.per_sequence:
+            rank = jax.random.permutation(key, trajectories.shape[0])
+            lengths = jnp.zeros(rank.shape, jnp.int32).at[rank].set(trajectories.sum(-1, dtype=jnp.int32))
+            ends = jnp.cumsum(lengths)
+            at = [0 if k == 0 else ends[k * rank.shape[0] // cuts - 1] for k in range(cuts + 1)]
+            place = jnp.broadcast_to(rank[:, None], trajectories.shape).reshape(-1).astype(jnp.float32)
+        else:
+            count = jnp.sum(flat, dtype=jnp.int32)
+            at = [k * count // cuts for k in range(cuts + 1)]
+            place = jax.random.uniform(key, flat.shape) if cuts > 1 else jnp.zeros(flat.shape)
+        return jnp.argsort(jnp.where(flat, place, jnp.inf)), jnp.stack([jnp.asarray(x, jnp.int32) for x in at])
+
+    def _gradient(
+        self, flat: jax.Array, rows: Rows, shape: tuple[int, ...], order: jax.Array, low: jax.Array, high: jax.Array
+    ) -> tuple[jax.Array, Signals]:
+        """Gradient of the loss over rows order[low:high], chunk by chunk."""
+        size = order.shape[0]
+        chunk = min(CHUNK, size)
+        cuts = float(self.method.sampler.minibatches)
+
+        def chunks(body: Callable[[jax.Array, jax.Array, Any], Any], start: Any) -> Any:
+            def turn(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+                at, total = carry
+                position = at + jnp.arange(chunk)
+                return at + chunk, body(order[jnp.minimum(position, size - 1)], position < high, total)
+
+            return jax.lax.while_loop(lambda carry: carry[0] < high, turn, (low, start))[1]
+
+        w = None
+        if self.method.ratio.per_sequence:
+            temperature = self.method.sampler.temperature
+
+            def forward(index: jax.Array, inside: jax.Array, logp: jax.Array) -> jax.Array:
+                seen, _ = self.policy.log_prob(
+                    self.unravel(flat), rows.observation[index], rows.action[index], temperature
+                )
+                return logp.at[jnp.where(inside, index, size)].set(seen, mode="drop")
+
+            logp = chunks(forward, rows.logq).reshape(shape)
+            w = weights(self.method, as_ledger(rows).map(lambda x: x.reshape(shape)), logp).w
+            assert w is not None
+            w = w.reshape(-1)
+
+        def backward(index: jax.Array, inside: jax.Array, total: Any) -> Any:
+            cut = jax.tree.map(lambda x: x[index], rows)
+            cut = cut._replace(share=cut.share * inside, weight=cut.weight * inside)
+            own = None if w is None else w[index] * inside
+            return jax.tree.map(jnp.add, total, jax.grad(self.loss, has_aux=True)(flat, cut, own, cuts))
+
+        zero = jnp.zeros(())
+        return chunks(backward, (jnp.zeros_like(flat), Signals(zero, zero, zero, zero, zero)))

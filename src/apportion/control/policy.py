@@ -1,0 +1,131 @@
+"""Policies and critics on vector observations: plain MLPs, categorical or Gaussian heads.
+
+Parameters are a pytree of float32 arrays; every function is pure and takes a batch ``[..., O]``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from apportion.control.simulators import Simulator
+
+Parameters = Any
+
+ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "swish": jax.nn.swish}
+_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
+def _mlp_init(key: jax.Array, sizes: tuple[int, ...], gain: float) -> list[dict[str, jax.Array]]:
+    keys = jax.random.split(key, len(sizes) - 1)
+    gains = [math.sqrt(2)] * (len(sizes) - 2) + [gain]
+    return [
+        {"w": jax.nn.initializers.orthogonal(g)(k, (i, o), jnp.float32), "b": jnp.zeros(o, jnp.float32)}
+        for k, i, o, g in zip(keys, sizes[:-1], sizes[1:], gains, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """An actor and, when `critic` is set, a separate critic of the same shape.
+
+    observation_size: O. action_count: discrete actions, 0 when continuous. action_size: A, 0 when discrete.
+    hidden: widths. activation: "tanh", "relu" or "swish". log_std: initial log standard deviation of a
+    Gaussian policy (state-independent, learned). Initialisation: orthogonal, heads 0.01 (actor) and 1 (critic),
+    after Andrychowicz et al. 2021, section 3.2.
+    """
+
+    observation_size: int
+    action_count: int
+    action_size: int
+    critic: bool
+    hidden: tuple[int, ...] = (64, 64)
+    activation: str = "tanh"
+    log_std: float = 0.0
+
+    @property
+    def discrete(self) -> bool:
+        """Whether actions are integers."""
+        return self.action_count > 0
+
+    @property
+    def action_shape(self) -> tuple[int, ...]:
+        """Shape of one action: () when discrete, (A,) when continuous."""
+        return () if self.discrete else (self.action_size,)
+
+    def init(self, key: jax.Array) -> Parameters:
+        """Fresh parameters."""
+        actor, critic = jax.random.split(key)
+        body = (self.observation_size, *self.hidden)
+        parameters: dict[str, Any] = {"actor": _mlp_init(actor, (*body, self.action_count or self.action_size), 0.01)}
+        if not self.discrete:
+            parameters["log_std"] = jnp.full(self.action_size, self.log_std, jnp.float32)
+        if self.critic:
+            parameters["critic"] = _mlp_init(critic, (*body, 1), 1.0)
+        return parameters
+
+    def _mlp(self, layers: list[dict[str, jax.Array]], x: jax.Array) -> jax.Array:
+        for layer in layers[:-1]:
+            x = ACTIVATIONS[self.activation](x @ layer["w"] + layer["b"])
+        return x @ layers[-1]["w"] + layers[-1]["b"]
+
+    def head(self, parameters: Parameters, observation: jax.Array) -> jax.Array:
+        """Logits ``[..., actions]`` or means ``[..., A]``."""
+        return self._mlp(parameters["actor"], observation)
+
+    def value(self, parameters: Parameters, observation: jax.Array) -> jax.Array:
+        """Critic's value ``[...]``."""
+        return self._mlp(parameters["critic"], observation)[..., 0]
+
+    def noise(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """The randomness that `sample` turns into actions: Gumbel ``[..., actions]`` or normal ``[..., A]``."""
+        if self.discrete:
+            return jax.random.gumbel(key, (*shape, self.action_count), jnp.float32)
+        return jax.random.normal(key, (*shape, self.action_size), jnp.float32)
+
+    def sample(
+        self, parameters: Parameters, observation: jax.Array, noise: jax.Array, temperature: float = 1.0
+    ) -> tuple[jax.Array, jax.Array]:
+        """Action and its log-probability (nats) under the distribution sampled; the action is not clipped."""
+        head = self.head(parameters, observation)
+        if self.discrete:
+            action = jnp.argmax(head / temperature + noise, axis=-1)
+        else:
+            action = head + temperature * jnp.exp(parameters["log_std"]) * noise
+        return action, self._log_prob(parameters, head, action, temperature)
+
+    def mode(self, parameters: Parameters, observation: jax.Array) -> jax.Array:
+        """The most likely action."""
+        head = self.head(parameters, observation)
+        return jnp.argmax(head, axis=-1) if self.discrete else head
+
+    def log_prob(
+        self, parameters: Parameters, observation: jax.Array, action: jax.Array, temperature: float = 1.0
+    ) -> tuple[jax.Array, jax.Array]:
+        """Log-probability and entropy (nats), each ``[...]``; temperature multiplies the spread."""
+        head = self.head(parameters, observation)
+        logp = self._log_prob(parameters, head, action, temperature)
+        if self.discrete:
+            all_logp = jax.nn.log_softmax(head / temperature)
+            return logp, -jnp.sum(jnp.exp(all_logp) * all_logp, axis=-1)
+        entropy = jnp.sum(parameters["log_std"] + math.log(temperature) + 0.5 + _HALF_LOG_2PI)
+        return logp, jnp.broadcast_to(entropy, logp.shape)
+
+    def _log_prob(self, parameters: Parameters, head: jax.Array, action: jax.Array, temperature: float) -> jax.Array:
+        if self.discrete:
+            all_logp = jax.nn.log_softmax(head / temperature)
+            # A sum against the indicator vectorises where a gather would be a scalar loop.
+            chosen = action[..., None] == jnp.arange(self.action_count)
+            return jnp.sum(jnp.where(chosen, all_logp, 0.0), axis=-1)
+        log_std = parameters["log_std"] + math.log(temperature)
+        z = (action - head) * jnp.exp(-log_std)
+        return jnp.sum(-0.5 * z**2 - log_std - _HALF_LOG_2PI, axis=-1)
+
+
+def policy_for(simulator: Simulator, critic: bool, **shape: Any) -> Policy:
+    """The policy whose heads fit the simulator's observations and actions."""
+    return Policy(simulator.observation_size, simulator.action_count, simulator.action_size, critic, **shape)
