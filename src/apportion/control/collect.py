@@ -43,7 +43,7 @@ class Stream(NamedTuple):
 class Finished(NamedTuple):
     """Episodes that ended in a collection: their number, the sum of their returns and of their lengths."""
 
-    count: jax.Array
+    episodes: jax.Array
     total: jax.Array
     length: jax.Array
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -77,27 +77,13 @@ class Engine:
     total_steps: int
 
     def __post_init__(self) -> None:
-        method, sampler = self.method, self.method.sampler
         if self.total_steps < 1:
             raise ApportionError(f"steps is {self.total_steps}; it must be 1 or more environment steps")
-        for bad, why in (
-            (not isinstance(method.kl, NoKL) or isinstance(method.trust, PairLogistic), "control has no reference policy; set kl=NoKL()"),
-            (sampler.proposer != "policy" or sampler.feedback != "reward", "control learns from the task's reward on the policy's own actions"),
-            (sampler.values == "rollouts", "values from fresh rollouts need a restorable simulator engine; set sampler.values='critic'"),
-            (sampler.start == "visited", "groups from visited states are not supported here; set sampler.start='reset'"),
-            (not isinstance(method.update, Adam), f"{type(method.update).__name__} is not supported here; set update=Adam()"),
-            (
-                self.streams and (sampler.greedy or method.ratio.per_sequence),
-                "a stream has no whole trajectories for a greedy companion or a sequence ratio; set sampler.start='reset'",
-            ),
-        ):  # fmt: skip
+        for bad, why in _refusals(self):
             if bad:
-                raise InvalidMethod(f"{method.name} on {self.simulator.id}: {why}")
-        if self.streams and self.batch % sampler.minibatches:
-            raise InvalidMethod(
-                f"{method.name}: {self.batch} decisions (setup.envs {self.setup.envs} x sampler.horizon {self.horizon}) "
-                f"do not divide into sampler.minibatches={sampler.minibatches}"
-            )
+                raise InvalidMethod(f"{self.method.name} on {self.simulator.id}: {why}")
+        if not self.streams:
+            self.method.check_horizon(self.horizon)
 
     @property
     def streams(self) -> bool:
@@ -227,6 +213,29 @@ class Engine:
         return rows, jnp.mean(self.method.sampler.keep(rollouts) > 0)
 
 
+def _refusals(engine: Engine) -> list[tuple[bool, str]]:
+    method, sampler = engine.method, engine.method.sampler
+    reference = not isinstance(method.kl, NoKL) or isinstance(method.trust, PairLogistic)
+    foreign = sampler.proposer != "policy" or sampler.feedback != "reward"
+    whole = sampler.greedy or method.ratio.per_sequence
+    return [
+        (reference, "control has no reference policy; set kl=NoKL()"),
+        (foreign, "control learns from the task's reward on the policy's own actions"),
+        (sampler.values == "rollouts", "values from fresh rollouts are not offered here; set sampler.values='critic'"),
+        (sampler.start == "visited", "groups from visited states are not offered here; set sampler.start='reset'"),
+        (not isinstance(method.update, Adam), f"{type(method.update).__name__} is not offered here; set update=Adam()"),
+        (
+            engine.streams and whole,
+            "a stream has no whole trajectories for a greedy companion or a sequence ratio; set sampler.start='reset'",
+        ),
+        (
+            engine.streams and engine.batch % sampler.minibatches > 0,
+            f"{engine.batch} decisions (setup.envs {engine.setup.envs} x sampler.horizon {engine.horizon}) do not "
+            f"divide into sampler.minibatches={sampler.minibatches}",
+        ),
+    ]
+
+
 def grouped(
     book: Collection,
     groups: tuple[int, int],
@@ -258,7 +267,7 @@ def split_greedy(book: Collection, groups: int, width: int, greedy: bool) -> tup
     if not greedy:
         return None, book
     apart = Collection(*(x.reshape(x.shape[0], groups, width, *x.shape[2:]) for x in book))
-    rest = Collection(*(x[:, :, :-1].reshape(x.shape[0], -1, *x.shape[3:]) for x in apart))
+    rest = Collection(*(x[:, :, :-1].reshape(x.shape[0], groups * (width - 1), *x.shape[3:]) for x in apart))
     return jnp.sum(apart.reward[:, :, -1], axis=0), rest
 
 
@@ -270,6 +279,3 @@ def explained_variance(rows: Rows, rollouts: Rollouts) -> jax.Array:
     error = rows.target - rows.old_value
     spread = jnp.sum(rows.weight * (rows.target - mean) ** 2)
     return 1 - jnp.sum(rows.weight * (error - jnp.sum(rows.weight * error)) ** 2) / jnp.maximum(spread, 1e-12)
-
-
-SETUP_FIELDS = tuple(f.name for f in fields(Setup))

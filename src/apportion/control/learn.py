@@ -58,9 +58,10 @@ def optimiser(update: Adam) -> optax.GradientTransformation:
 def annealed(update: Adam, done: jax.Array) -> jax.Array:
     """Learning rate after the fraction `done` of the environment steps."""
     done = jnp.clip(done, 0.0, 1.0)
-    path = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1 + jnp.cos(jnp.pi * done))}[update.anneal]
-    final = 1.0 if update.anneal == "constant" else update.final_fraction
-    return update.learning_rate * (final + (1 - final) * path)
+    if update.anneal == "constant":
+        return jnp.full_like(done, update.learning_rate)
+    path = 1.0 - done if update.anneal == "linear" else 0.5 * (1 + jnp.cos(jnp.pi * done))
+    return update.learning_rate * (update.final_fraction + (1 - update.final_fraction) * path)
 
 
 def as_ledger(rows: Rows) -> Ledger:
