@@ -84,7 +84,7 @@ def uniform(x: Array, valid: Array, axis: Any) -> Array:
     return high - low <= 8 * xp.finfo(x.dtype).eps * size
 
 
-def check_finite(name: str, x: Array, valid: Array) -> None:
+def check_finite(name: str, x: Array, valid: Array, way_out: str) -> None:
     """Refuse a non-finite entry, naming its index on the axes N, G, T. Concrete arrays only (not under `jit`)."""
     xp = array_namespace(x)
     bad = xp.astype(xp.logical_and(xp.logical_not(xp.isfinite(x)), valid), xp.int32)
@@ -96,7 +96,4 @@ def check_finite(name: str, x: Array, valid: Array) -> None:
         flat, at = divmod(flat, size)
         index.insert(0, f"{axis}={at}")
     where = tuple(int(part.split("=")[1]) for part in index)
-    raise InvalidData(
-        f"{name} is {float(x[where])} at [{', '.join(index)}]; it must be finite there: "
-        "mask that decision out or mark the trajectory unscored"
-    )
+    raise InvalidData(f"{name} is {float(x[where])} at [{', '.join(index)}]; it must be finite there; {way_out}")

@@ -32,6 +32,7 @@ from apportion.core.parts import (
     Ratio,
     RewardToGo,
     Scale,
+    SequenceMean,
     SequenceRatio,
     SiblingMean,
     Sum,
@@ -203,7 +204,11 @@ def _set(part: Any, where: str, path: str, value: Any) -> Any:
     known = [f.name for f in dataclasses.fields(part)]
     if head not in known:
         raise UnknownName(f"field of {where} ({type(part).__name__})", head, known or ["(it has none)"])
-    return dataclasses.replace(part, **{head: _set(getattr(part, head), f"{where}.{head}", rest, value)})  # type: ignore[type-var]
+    new = _set(getattr(part, head), f"{where}.{head}", rest, value)
+    try:
+        return dataclasses.replace(part, **{head: new})  # type: ignore[type-var]
+    except TypeError as error:
+        raise InvalidMethod(f"{where}.{head} is {new!r}, of the wrong type; it was {getattr(part, head)!r}") from error
 
 
 def _conflicts(m: Method) -> list[tuple[bool, str]]:
@@ -258,7 +263,10 @@ def _conflicts(m: Method) -> list[tuple[bool, str]]:
             isinstance(m.credit, Process) and not isinstance(m.baseline, NoBaseline),
             "Process() already subtracts the group's mean step reward; use baseline=NoBaseline()",
         ),
-        (m.entropy < 0, f"entropy is {m.entropy!r}; it must be 0 or more (it is a bonus)"),
+        (
+            not (isinstance(m.entropy, (int, float)) and m.entropy >= 0),
+            f"entropy is {m.entropy!r}; it must be 0 or more (it is a bonus)",
+        ),
     ]
 
 
@@ -267,9 +275,9 @@ def _doubts(m: Method) -> list[tuple[bool, str]]:
     whole = isinstance(m.baseline, (GroupMean, LeaveOneOut)) and not isinstance(m.baseline, SiblingMean)
     return [
         (
-            isinstance(m.credit, RewardToGo) and m.credit.gamma < 1 and whole,
-            "subtracting whole undiscounted returns from discounted returns-to-go leaves most advantages of one "
-            "sign; use SiblingMean() with RewardToGo, or Total() with this baseline",
+            isinstance(m.credit, (RewardToGo, Total)) and m.credit.gamma < 1 and whole,
+            "subtracting whole undiscounted returns from discounted credit leaves most advantages of one "
+            "sign; use SiblingMean() with RewardToGo, or Total(gamma=1) with this baseline",
         ),
         (
             isinstance(m.ratio, NoRatio)
@@ -290,6 +298,11 @@ def _doubts(m: Method) -> list[tuple[bool, str]]:
             isinstance(m.ratio, SequenceRatio) and isinstance(m.credit, (RewardToGo, GAE)),
             "one ratio a sequence sums its decisions' advantages; per-decision credit is lost. "
             "Use SequenceDecisionRatio() or DecisionRatio()",
+        ),
+        (
+            isinstance(m.ratio, SequenceRatio) and not m.ratio.geometric and not isinstance(m.aggregate, SequenceMean),
+            f"{type(m.aggregate).__name__} counts a trajectory's one ratio once for each of its decisions, so long "
+            "ones weigh more; use aggregate=SequenceMean(), which counts it once",
         ),
         (
             isinstance(m.kl, KL) and m.kl.place == "loss" and m.kl.estimator == "k1" and not m.kl.corrected,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from apportion.core.arrays import Array, array_namespace, as_float, check_finite, reverse_cumulative_max
 from apportion.core.errors import InvalidData
 
 _DECISION = ("reward", "mask", "logq", "terminated", "truncated", "logref", "value", "next_value", "step")
+_NUMBERS = ("logq", "logref", "value", "next_value")
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +23,7 @@ class Rollouts:
     logref: [N G T] log-probability under the reference policy or teacher.
     value, next_value: [N G T] critic at the state and at the true next state, also at a time limit.
     step: [N G T] bool, the decision closes a step that carries a process reward. None: only the last one.
-    scored: [N G] bool, false where the reward function failed; such siblings leave the baseline.
+    scored: [N G] bool, false where the reward function failed; whatever it left behind is not read.
     greedy_return: [N] return of the greedy companion rollout.
     mass: [N] probability of each group; None: 1/N (sampled).
     horizon: the most decisions that the task allows (time limit, maximum response length).
@@ -66,22 +67,33 @@ class Rollouts:
         >>> Rollouts(reward=x, mask=x == x, logq=0 * np.ones((1, 2, 3))).check()
         Traceback (most recent call last):
         ...
-        apportion.core.errors.InvalidData: reward is nan at [n=0, g=1, t=2]; it must be finite there: \
-mask that decision out or mark the trajectory unscored
+        apportion.core.errors.InvalidData: reward is nan at [n=0, g=1, t=2]; it must be finite there; \
+mark a trajectory that has no reward as unscored
         """
-        everywhere = array_namespace(self.reward).ones_like(self.mask)
-        check_finite("reward", self.reward, everywhere)
-        for name in ("logq", "logref", "value", "next_value"):
+        xp = array_namespace(self.reward)
+        counted = xp.logical_or(self.count[..., None], xp.zeros_like(self.mask))
+        check_finite("reward", self.reward, counted, "mark a trajectory that has no reward as unscored")
+        for name in _NUMBERS:
             if getattr(self, name) is not None:
-                check_finite(name, getattr(self, name), self.mask)
-        if self.step is not None:
-            xp = array_namespace(self.reward)
-            if bool(xp.any(xp.logical_and(self.reward != 0, xp.logical_not(self.step)))):
-                raise InvalidData("reward is not 0 at a decision that `step` does not mark; mark it as a step")
+                check_finite(name, getattr(self, name), self.mask, "mask out what the policy did not decide")
+        paid = xp.logical_and(self.reward != 0, counted)
+        if self.step is not None and bool(xp.any(xp.logical_and(paid, xp.logical_not(self.step)))):
+            raise InvalidData("reward is not 0 at a decision that `step` does not mark; mark it as a step")
         if self.greedy_return is not None:
-            ones = array_namespace(self.reward).ones_like(self.mask[:, 0, 0])
-            check_finite("greedy_return", self.greedy_return, ones)
+            check_finite("greedy_return", self.greedy_return, xp.ones_like(self.mask[:, 0, 0]), "score that rollout")
         return self
+
+    def settled(self) -> Rollouts:
+        """The same book with 0 wherever nothing may be read: rewards of unscored rows, the rest where masked.
+
+        Anything may lie there (NaN from a failed reward, -inf at a padded position), and 0 times it is not 0.
+        """
+        xp = array_namespace(self.reward)
+        counts = dict.fromkeys(_NUMBERS, self.mask) | {"reward": self.count[..., None]}
+        arrays = {name: (getattr(self, name), valid) for name, valid in counts.items()}
+        return replace(
+            self, **{k: xp.where(valid, x, xp.zeros_like(x)) for k, (x, valid) in arrays.items() if x is not None}
+        )
 
     @property
     def last(self) -> Array:

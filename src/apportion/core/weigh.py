@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from apportion.core.arrays import Array, array_namespace, as_float
+from apportion.core.errors import InvalidData
 from apportion.core.method import Method
-from apportion.core.parts import KL, PairLogistic
+from apportion.core.parts import GAE, KL, PairLogistic
 from apportion.core.parts.kl import estimate
 from apportion.core.rollouts import Rollouts
 
@@ -59,12 +60,15 @@ def advantages(method: Method, rollouts: Rollouts, beta: float | Array | None = 
     array([ 0.75, -0.25, -0.25, -0.25])
     """
     xp = array_namespace(rollouts.reward)
-    reward, kl = rollouts.reward, xp.zeros_like(rollouts.reward)
+    for name in sorted(needs(method)):
+        if getattr(rollouts, name) is None:
+            raise InvalidData(f"{method.name} reads {name}, which the rollouts lack; give Rollouts({name}=...)")
+    given, rollouts = rollouts.reward, rollouts.settled()
+    kl = xp.zeros_like(given)
     if isinstance(method.kl, KL) and method.kl.place == "reward":
-        assert rollouts.logref is not None
         penalty = estimate(method.kl.estimator, rollouts.logq, rollouts.logref)
-        kl = (method.kl.beta if beta is None else beta) * xp.where(rollouts.mask, penalty, xp.zeros_like(penalty))
-    shaped = reward - kl
+        kl = (method.kl.beta if beta is None else beta) * penalty
+    shaped = rollouts.reward - kl if method.sampler.feedback != "none" else -kl
     credit = method.credit(rollouts, shaped)
     baseline = method.baseline(rollouts, shaped, credit)
     shift, scale = method.scale(rollouts, shaped, credit - baseline)
@@ -72,7 +76,7 @@ def advantages(method: Method, rollouts: Rollouts, beta: float | Array | None = 
     baseline = xp.where(rollouts.count[..., None], baseline + shift, credit)
     share = method.aggregate(rollouts, method.sampler.keep(rollouts))
     return Ledger(
-        reward=reward,
+        reward=given,
         kl=kl,
         credit=credit,
         baseline=baseline,
@@ -110,7 +114,7 @@ def needs(method: Method) -> frozenset[str]:
     if isinstance(method.kl, KL) or isinstance(method.trust, PairLogistic):
         fields.add("logref")
     if method.sampler.values != "none":
-        fields |= {"value", "next_value"}
+        fields |= {"value", "next_value"} if isinstance(method.credit, GAE) else {"value"}
     if method.sampler.greedy:
         fields.add("greedy_return")
     return frozenset(fields)
