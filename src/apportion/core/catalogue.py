@@ -52,7 +52,7 @@ reinforce = Method(
     target=BEST_REWARD,
     lineage="the root: score function times return",
     differs="nothing; the paper's baseline is optional and is left out here",
-    settings=(Setting("baseline", 0, "Williams 1992, eq. 2 with b = 0"), Setting("learning rate", "3e-4")),
+    settings=(Setting("baseline", 0, "Williams 1992, with b = 0"), Setting("learning rate", 3e-4)),
 )
 
 reinforce_togo = Method(
@@ -78,7 +78,7 @@ reinforce_batch_mean = Method(
     target=BEST_REWARD,
     lineage="reinforce_togo + a constant baseline",
     differs="the baseline is the mean over the collection at hand, not a running average",
-    settings=(Setting("baseline", "batch mean", "Williams 1992, section 4"),),
+    settings=(Setting("baseline", "batch mean", "Williams 1992 (reinforcement comparison)"),),
 )
 
 reinforce_pp = Method(
@@ -95,7 +95,7 @@ reinforce_pp = Method(
     lineage="reinforce_togo + PPO's clip + whitening over the batch",
     differs="minibatches are cut after the whitening",
     settings=(
-        Setting("A_t", "r - beta sum_{s>=t} KL_s, whitened over the batch", "Hu 2025, eq. 6-8"),
+        Setting("A_t", "r - beta sum_{s>=t} KL_s, whitened over the batch", "Hu 2025"),
         Setting("eps", 0.2),
         Setting("beta", 0.01),
     ),
@@ -108,7 +108,7 @@ reinforce_pp_baseline = reinforce_pp.replace(
     baseline=GroupMean(),
     claim=Claim("proportional", given="a large batch"),
     lineage="reinforce_pp + the group mean",
-    settings=(Setting("b", "group mean, then batch whitening", "Hu 2025, section 3.2"), Setting("G", 8)),
+    settings=(Setting("b", "group mean, then batch whitening", "Hu 2025"), Setting("G", 8)),
 )
 
 a2c = Method(
@@ -126,9 +126,9 @@ a2c = Method(
     lineage="reinforce_togo + a learned critic",
     differs="synchronous, and Adam in place of shared RMSProp",
     settings=(
-        Setting("t_max", 5, "Mnih et al. 2016, section 5.1"),
-        Setting("entropy", 0.01, "Mnih et al. 2016, supplement 8"),
-        Setting("gamma", 0.99, "Mnih et al. 2016, supplement 8"),
+        Setting("t_max", 5, "Mnih et al. 2016, supplement"),
+        Setting("entropy", 0.01, "Mnih et al. 2016, supplement"),
+        Setting("gamma", 0.99, "Mnih et al. 2016, supplement"),
     ),
 )
 
@@ -146,7 +146,7 @@ trpo = Method(
     target=BEST_REWARD,
     lineage="natural policy gradient + a KL region with line search",
     differs="GAE in place of the paper's Monte-Carlo returns; the claim is about the gradient before F⁻¹",
-    settings=(Setting("delta", 0.01, "Schulman et al. 2015, table 2"), Setting("lambda", 0.97)),
+    settings=(Setting("delta", 0.01, "Schulman et al. 2015"), Setting("lambda", 0.97)),
 )
 
 ppo = Method(
@@ -195,7 +195,7 @@ ppo_rlhf = Method(
     differs="beta is fixed unless KL.adaptive is set",
     settings=(
         Setting("r_t", "-beta log(pi/pi_ref), score at the last token", "Stiennon et al. 2020; Ouyang et al. 2022"),
-        Setting("epochs, eps, lambda", (4, 0.2, 0.95), "Ziegler et al. 2019, appendix A"),
+        Setting("epochs, eps, lambda", (4, 0.2, 0.95), "Ziegler et al. 2019 and its code's defaults"),
         Setting("beta", 0.05),
     ),
 )
@@ -212,9 +212,9 @@ rloo = Method(
     claim=Claim("unbiased"),
     target=TILTED,
     lineage="reinforce + the siblings' mean as baseline",
-    differs="nothing; TRL's form adds ratio=SequenceRatio(geometric=False) and a clip",
+    differs="nothing; TRL's form has ratio=SequenceRatio(geometric=False), a clip and aggregate=SequenceMean()",
     settings=(
-        Setting("k", 4, "Ahmadian et al. 2024, section 4"),
+        Setting("k", 4, "Ahmadian et al. 2024, which tries 2 and 4"),
         Setting("beta", 0.03, "Ahmadian et al. 2024, appendix C"),
         Setting("learning rate", 1e-6, "Ahmadian et al. 2024, appendix C"),
     ),
@@ -287,9 +287,9 @@ dr_grpo = Method(
     differs="nothing",
     settings=(
         Setting("G", 8, "Liu et al. 2025, its training script"),
-        Setting("normaliser", "the longest response allowed", "Liu et al. 2025, section 3.2"),
+        Setting("normaliser", "the longest response allowed", "Liu et al. 2025, its training script"),
         Setting("learning rate", 1e-6, "Liu et al. 2025, its training script"),
-        Setting("beta", 0, "Liu et al. 2025, section 3.2"),
+        Setting("beta", 0, "Liu et al. 2025, its training script"),
     ),
 )
 
@@ -361,9 +361,9 @@ cispo = Method(
     lineage="grpo with the ratio capped as a weight, not clipped",
     differs="no dynamic sampling and no length penalty; the cap is ScaleRL's absolute 5, MiniMax's is unstated",
     settings=(
-        Setting("cap", 5.0, "Khatri et al. 2025 (ScaleRL)"),
-        Setting("minibatches", 16, "MiniMax-M1 2025, section 3.1"),
-        Setting("G", 16, "MiniMax-M1 2025, section 3.1"),
+        Setting("cap", 5.0, "Khatri et al. 2025 (ScaleRL), as quoted in TRL's paper index"),
+        Setting("minibatches", 16, "MiniMax-M1 2025"),
+        Setting("G", 16, "Khatri et al. 2025 (ScaleRL), as quoted in TRL's paper index"),
     ),
 )
 
@@ -452,7 +452,7 @@ distill = Method(
     target="the teacher",
     lineage="reinforce_togo whose only reward is the log-ratio to a teacher",
     differs="the whole sequence's reverse KL (reward-to-go), where common code takes each token's own term",
-    settings=(Setting("r_t", "log teacher - log pi", "Gu et al. 2024 (MiniLLM), eq. 3; Agarwal et al. 2024 (GKD)"),),
+    settings=(Setting("r_t", "log teacher - log pi", "Gu et al. 2024 (MiniLLM); Agarwal et al. 2024 (GKD)"),),
 )
 
 METHODS: dict[str, Method] = {

@@ -1,0 +1,7 @@
+"""`python -m apportion.cli`."""
+
+import sys
+
+from apportion.cli import main
+
+sys.exit(main())

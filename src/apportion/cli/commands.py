@@ -1,0 +1,152 @@
+"""One function a sub-command. Each imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from apportion.core.errors import ApportionError, UnknownName
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def _method(args: Namespace) -> Any:
+    from apportion.cli.values import apply
+    from apportion.core.catalogue import method
+
+    return apply(method(args.method), args.overrides)
+
+
+def methods(args: Namespace) -> None:
+    """`apportion methods [NAME] [--flat] [--cite] [--json]`."""
+    from apportion.core.catalogue import METHODS
+
+    if args.overrides and args.method is None:
+        raise ApportionError("--set needs a method to change, e.g. apportion methods grpo --set scale=NoScale()")
+    chosen = list(METHODS.values()) if args.method is None else [_method(args)]
+    if args.json:
+        from apportion.study.card import record
+
+        _print_json([record(m) for m in chosen])
+    elif args.cite:
+        from apportion.core.references import bibtex
+
+        print(bibtex(chosen))
+    elif args.flat:
+        from apportion.core.flat import flat
+
+        print("\n\n".join(flat(m) for m in chosen))
+    elif args.method is not None:
+        from apportion.study.card import card
+
+        print(card(chosen[0], min(_width(), 120)))
+    else:
+        _print_family(chosen)
+
+
+def _width() -> int:
+    import shutil
+
+    return shutil.get_terminal_size((200, 50)).columns
+
+
+def _print_family(chosen: list[Any]) -> None:
+    from apportion.study import family
+
+    width = _width()
+    if width < 150:
+        print(family.blocks(chosen, width))
+        return
+    from rich.console import Console
+
+    Console(width=width, highlight=False).print(family.table(chosen))
+
+
+def trace(args: Namespace) -> None:
+    """`apportion trace METHOD --task toy`."""
+    from apportion.audit.trace import trace as run
+
+    print(run(_method(args), task=args.task, prompt=args.prompt, seed=args.seed, group=args.group))
+
+
+def audit(args: Namespace) -> None:
+    """`apportion audit METHOD [--task toy|toy-eos] [--group G] [--json]`."""
+    from apportion.audit.report import audit as run
+
+    report = run(_method(args), task=args.task, group=args.group)
+    if args.json:
+        _print_json(report.to_json())
+    else:
+        print(report.lines())
+
+
+def toy(args: Namespace) -> None:
+    """`apportion toy figures [--out DIR]`."""
+    if args.what != "figures":
+        raise UnknownName("toy command", args.what, ["figures"])
+    from apportion.audit.figures import figures
+
+    figures(out=Path(args.out))
+
+
+def train(args: Namespace) -> None:
+    """`apportion train METHOD TASK`."""
+    from apportion.cli.values import override
+
+    _method(args)  # a bad method or value is refused before JAX is imported
+    from apportion.control.run import train_run
+
+    summary = train_run(
+        args.method,
+        args.task,
+        steps=None if args.steps is None else int(args.steps),
+        seed=args.seed,
+        out=None if args.out is None else Path(args.out),
+        overrides=[override(text) for text in args.overrides],
+        resume=args.resume,
+        quiet=args.json,
+    )
+    _print_summary(summary, args.json)
+
+
+def evaluate(args: Namespace) -> None:
+    """`apportion eval DIR [--episodes N] [--json]`."""
+    from apportion.control.run import evaluate_run
+
+    if args.episodes < 1:
+        raise ApportionError(f"--episodes is {args.episodes}; it must be 1 or more")
+    _print_summary(evaluate_run(Path(args.dir), episodes=args.episodes), args.json)
+
+
+def _print_summary(summary: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        _print_json(summary)
+        return
+    for name, value in summary.items():
+        if isinstance(value, str | int | float | bool):
+            text = f"{value:,.6g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
+            print(f"{name.replace('_', ' '):<20}{text}")
+
+
+def demo(args: Namespace) -> None:
+    """`apportion demo [--out DIR]`."""
+    from apportion.study.demo import demo as run
+
+    run(out=Path(args.out))
+    sys.stdout.flush()
+
+
+RUN = {
+    "methods": methods,
+    "trace": trace,
+    "audit": audit,
+    "toy": toy,
+    "train": train,
+    "eval": evaluate,
+    "demo": demo,
+}

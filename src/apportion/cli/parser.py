@@ -1,0 +1,134 @@
+"""What the command line accepts, and how it says that it does not."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+from apportion import __version__
+from apportion.cli import commands
+from apportion.core.errors import ApportionError, UnknownName
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose complaints are the library's one-line errors."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing the usage and exiting."""
+        raise ApportionError(f"{message}; see '{self.prog} --help'")
+
+
+def _method(p: argparse.ArgumentParser, **kwargs: object) -> None:
+    p.add_argument("method", metavar="METHOD", help="a name from `apportion methods`", **kwargs)  # type: ignore[arg-type]
+
+
+def _set(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="overrides",
+        metavar="PART.FIELD=VALUE",
+        help="change one field, e.g. sampler.group=4 or baseline=LeaveOneOut(); may be repeated",
+    )
+
+
+def _json(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _methods(p: argparse.ArgumentParser) -> None:
+    _method(p, nargs="?")
+    p.add_argument("--flat", action="store_true", help="the method as the lines of NumPy it reduces to")
+    p.add_argument("--cite", action="store_true", help="BibTeX of every paper that its parts name")
+    _json(p)
+    _set(p)
+
+
+def _trace(p: argparse.ArgumentParser) -> None:
+    _method(p)
+    p.add_argument("--task", default="toy", help="toy or toy-eos (default: toy)")
+    p.add_argument("--prompt", type=int, default=1, metavar="N", help="which prompt (default: 1)")
+    p.add_argument("--seed", type=int, default=0, metavar="S", help="of the draw (default: 0)")
+    p.add_argument("--group", type=int, default=4, metavar="G", help="siblings (default: 4)")
+    _set(p)
+
+
+def _audit(p: argparse.ArgumentParser) -> None:
+    _method(p)
+    p.add_argument("--task", default="toy", help="toy or toy-eos (default: toy)")
+    p.add_argument("--group", type=int, default=8, metavar="G", help="siblings (default: 8)")
+    _json(p)
+    _set(p)
+
+
+def _toy(p: argparse.ArgumentParser) -> None:
+    p.add_argument("what", metavar="figures", help="figures: the published figures, reproduced")
+    p.add_argument("--out", default="figures", metavar="DIR", help="where to write them (default: figures)")
+
+
+def _train(p: argparse.ArgumentParser) -> None:
+    _method(p)
+    p.add_argument("task", metavar="TASK", help="e.g. CartPole-v1")
+    p.add_argument("--steps", type=float, metavar="N", help="environment steps, e.g. 5e5 (default: the task's preset)")
+    p.add_argument("--seed", type=int, default=0, metavar="S", help="of everything random (default: 0)")
+    p.add_argument("--out", metavar="DIR", help="the run's folder")
+    p.add_argument("--resume", action="store_true", help="go on with the run that --out holds")
+    _json(p)
+    _set(p)
+
+
+def _eval(p: argparse.ArgumentParser) -> None:
+    p.add_argument("dir", metavar="DIR", help="the folder of a run")
+    p.add_argument("--episodes", type=int, default=20, metavar="N", help="how many (default: 20)")
+    _json(p)
+
+
+def _demo(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--out", default="demo", metavar="DIR", help="where to write the report (default: demo)")
+
+
+COMMANDS = {
+    "methods": ("the family of methods, or one method's card", _methods),
+    "trace": ("the ledger of one group, from reward to weight", _trace),
+    "audit": ("a method's expected update against the true gradient", _audit),
+    "toy": ("the published figures of the exact language, reproduced", _toy),
+    "train": ("train a method on a control task", _train),
+    "eval": ("evaluate a trained policy", _eval),
+    "demo": ("five methods on CartPole and on the exact language, with a report", _demo),
+}
+
+
+def build() -> tuple[Parser, dict[str, Parser]]:
+    """The parser and its sub-commands' parsers by name."""
+    top = Parser(
+        prog="apportion",
+        description="Every policy-gradient method as one sampler and one weight.",
+        epilog="Start with: apportion methods; apportion methods grpo --flat; apportion train ppo CartPole-v1",
+        allow_abbrev=False,
+    )
+    top.add_argument("--version", action="version", version=f"apportion {__version__}")
+    subparsers = top.add_subparsers(metavar="COMMAND")
+    subs = {}
+    for name, (help_, fill) in COMMANDS.items():
+        subs[name] = subparsers.add_parser(name, help=help_, description=help_, allow_abbrev=False)
+        fill(subs[name])
+        subs[name].set_defaults(run=commands.RUN[name])
+    return top, subs
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The arguments of one command. Raises ApportionError naming the nearest right word."""
+    top, subs = build()
+    if argv and not argv[0].startswith("-") and argv[0] not in subs:
+        raise UnknownName("command", argv[0], subs)
+    if not argv:
+        argv = ["--help"]
+    args, left = top.parse_known_args(argv)
+    here = subs.get(argv[0], top)
+    for word in left:
+        if word.startswith("--"):
+            known = [o for a in here._actions for o in a.option_strings if o.startswith("--")]
+            raise UnknownName("option", word.split("=")[0], known)
+        raise ApportionError(f"unexpected argument '{word}'; see '{here.prog} --help'")
+    return args
