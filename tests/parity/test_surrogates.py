@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from core.books import for_method, rollouts
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from apportion.core import catalogue as c
 from apportion.core.method import Method
 from apportion.core.parts import KL, Clip, NoKL, SequenceMean, SequenceRatio
 from apportion.core.weigh import advantages, weights
+from core.books import for_method, rollouts
 
 torch = pytest.importorskip("torch")
 

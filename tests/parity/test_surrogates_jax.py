@@ -1,4 +1,4 @@
-"""The same parity through JAX's autodiff, with our weights computed by JAX inside `jit`."""
+"""The same parity through JAX's autodiff, with our weights computed on JAX arrays."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from core.books import for_method, rollouts
 
 from apportion.core import catalogue as c
 from apportion.core.weigh import advantages, weights
+from core.books import for_method, rollouts
 
 
 def group_advantage(book):
