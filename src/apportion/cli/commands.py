@@ -37,6 +37,12 @@ def methods(args: Namespace) -> None:
         from apportion.core.references import bibtex
 
         print(bibtex(chosen))
+    elif args.markdown:
+        from apportion.study import card as cards
+        from apportion.study import family
+
+        pieces = [family.markdown(chosen)] if args.method is None else []
+        print("\n\n".join(pieces + [cards.markdown(m) for m in chosen]))
     elif args.flat:
         from apportion.core.flat import flat
 

@@ -41,6 +41,7 @@ def _methods(p: argparse.ArgumentParser) -> None:
     _method(p, nargs="?")
     p.add_argument("--flat", action="store_true", help="the method as the lines of NumPy it reduces to")
     p.add_argument("--cite", action="store_true", help="BibTeX of every paper that its parts name")
+    p.add_argument("--markdown", action="store_true", help="table and cards as Markdown, as docs/methods.md holds them")
     _json(p)
     _set(p)
 

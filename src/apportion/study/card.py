@@ -7,6 +7,7 @@ import textwrap
 from typing import Any
 
 from apportion.core.method import Method
+from apportion.core.sampler import Sampler
 from apportion.study.family import row
 
 
@@ -19,6 +20,15 @@ def _fill(label: str, text: str, width: int, gap: int = 14) -> str:
     return textwrap.fill(text, width, initial_indent=f"  {label:<{gap - 2}}", subsequent_indent=" " * gap)
 
 
+def _show(part: Any) -> str:
+    """The part with its values; of the many of a sampler only those that are not the usual ones."""
+    if not isinstance(part, Sampler):
+        return repr(part)
+    usual = Sampler()
+    fields = [f.name for f in dataclasses.fields(part) if getattr(part, f.name) != getattr(usual, f.name)]
+    return f"Sampler({', '.join(f'{name}={getattr(part, name)!r}' for name in fields)})"
+
+
 def card(m: Method, width: int = 100) -> str:
     """The card as text.
 
@@ -29,7 +39,7 @@ def card(m: Method, width: int = 100) -> str:
     width = max(width, 50)
     lines = [f"{m.title or m.name} ({m.name})", "", "Parts"]
     for name, part in _parts(m).items():
-        lines.append(_fill(name, repr(part), width))
+        lines.append(_fill(name, _show(part), width))
         if part.equation:
             lines.append(_fill("", part.equation, width))
         if part.source != "unstated":
@@ -43,6 +53,20 @@ def card(m: Method, width: int = 100) -> str:
     lines += [_fill(k, v, width, gap=26) for k, v in row(m).items() if k != "method" and v]
     lines += ["", "Claim (of the first expected update)", f"  {m.claim}"]
     lines += ["", "Differs from the paper in", textwrap.indent(textwrap.fill(m.differs or "unstated", width - 2), "  ")]
+    return "\n".join(lines)
+
+
+def markdown(m: Method) -> str:
+    """The card as a section of Markdown."""
+    lines = [f"## {m.title or m.name} (`{m.name}`)", "", f"{m.lineage}.", ""]
+    lines += ["| part | value | equation | source |", "|---|---|---|---|"]
+    for name, part in _parts(m).items():
+        cells = (name, f"`{_show(part)}`", f"`{part.equation}`" if part.equation else "", part.source)
+        lines.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
+    lines += ["", f"- **Claim** of the first expected update: {m.claim}.", f"- **Target**: {m.target or 'unstated'}."]
+    lines += [f"- **Differs from the paper in**: {m.differs or 'unstated'}."]
+    settings = "; ".join(f"{s.symbol} = {s.value} ({s.source})" for s in m.settings)
+    lines += [f"- **Settings**: {settings}."] if settings else []
     return "\n".join(lines)
 
 
