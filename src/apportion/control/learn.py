@@ -64,6 +64,18 @@ def annealed(update: Adam, done: jax.Array) -> jax.Array:
     return update.learning_rate * (update.final_fraction + (1 - update.final_fraction) * path)
 
 
+def shuffle(key: jax.Array, size: int) -> jax.Array:
+    """A random order of `size` rows, [size].
+
+    One sort of random bits with the row's number in their low end: on a CPU several times faster than
+    `jax.random.permutation`, which would take a third of a PPO update. Rows whose random bits tie (the fewer bits
+    are left, the more do) keep their order among themselves, which moves no row between distant minibatches.
+    """
+    low = jnp.uint32((1 << max(size - 1, 1).bit_length()) - 1)
+    bits = jax.random.bits(key, (size,), jnp.uint32) & ~low
+    return (jax.lax.sort(bits | jnp.arange(size, dtype=jnp.uint32), is_stable=False) & low).astype(jnp.int32)
+
+
 def as_ledger(rows: Rows) -> Ledger:
     """The rows `weights` reads, in the form it reads them (the account up to the advantage is closed)."""
     zero, one = jnp.zeros_like(rows.share), jnp.ones_like(rows.share)
@@ -129,7 +141,7 @@ class Learner:
             return self.step(flat, state, gradient, rate), signals._replace(grad_norm=norm)
 
         def epoch(carry: tuple[jax.Array, Any], key: jax.Array) -> tuple[tuple[jax.Array, Any], Signals]:
-            order = jax.random.permutation(key, size) if cuts > 1 else jnp.arange(size)
+            order = shuffle(key, size) if cuts > 1 else jnp.arange(size)
             shuffled = jax.tree.map(lambda x: x[order].reshape(cuts, size // cuts, *x.shape[1:]), rows)
             return jax.lax.scan(minibatch, carry, shuffled)
 

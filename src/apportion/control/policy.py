@@ -1,6 +1,9 @@
 """Policies and critics on vector observations: plain MLPs, categorical or Gaussian heads.
 
 Parameters are a pytree of float32 arrays; every function is pure and takes a batch ``[..., O]``.
+
+Inside, the batch is the last axis ([features, batch]): on a CPU the gradient of a weight is then a product of two
+row-major matrices, about twice as fast as with the batch first, and softmax over few actions runs along long rows.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ def _mlp_init(key: jax.Array, sizes: tuple[int, ...], gain: float) -> list[dict[
     keys = jax.random.split(key, len(sizes) - 1)
     gains = [math.sqrt(2)] * (len(sizes) - 2) + [gain]
     return [
-        {"w": jax.nn.initializers.orthogonal(g)(k, (i, o), jnp.float32), "b": jnp.zeros(o, jnp.float32)}
+        {"w": jax.nn.initializers.orthogonal(g)(k, (o, i), jnp.float32), "b": jnp.zeros((o, 1), jnp.float32)}
         for k, i, o, g in zip(keys, sizes[:-1], sizes[1:], gains, strict=True)
     ]
 
@@ -68,18 +71,16 @@ class Policy:
             parameters["critic"] = _mlp_init(critic, (*body, 1), 1.0)
         return parameters
 
-    def _mlp(self, layers: list[dict[str, jax.Array]], x: jax.Array) -> jax.Array:
+    def _mlp(self, layers: list[dict[str, jax.Array]], observation: jax.Array) -> jax.Array:
+        """Output [features, B] for observations [..., O] flattened to B rows."""
+        x = observation.reshape(-1, observation.shape[-1]).T
         for layer in layers[:-1]:
-            x = ACTIVATIONS[self.activation](x @ layer["w"] + layer["b"])
-        return x @ layers[-1]["w"] + layers[-1]["b"]
-
-    def head(self, parameters: Parameters, observation: jax.Array) -> jax.Array:
-        """Logits ``[..., actions]`` or means ``[..., A]``."""
-        return self._mlp(parameters["actor"], observation)
+            x = ACTIVATIONS[self.activation](layer["w"] @ x + layer["b"])
+        return layers[-1]["w"] @ x + layers[-1]["b"]
 
     def value(self, parameters: Parameters, observation: jax.Array) -> jax.Array:
         """Critic's value ``[...]``."""
-        return self._mlp(parameters["critic"], observation)[..., 0]
+        return self._mlp(parameters["critic"], observation).reshape(observation.shape[:-1])
 
     def noise(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         """The randomness that `sample` turns into actions: Gumbel ``[..., actions]`` or normal ``[..., A]``."""
@@ -91,39 +92,45 @@ class Policy:
         self, parameters: Parameters, observation: jax.Array, noise: jax.Array, temperature: float = 1.0
     ) -> tuple[jax.Array, jax.Array]:
         """Action and its log-probability (nats) under the distribution sampled; the action is not clipped."""
-        head = self.head(parameters, observation)
+        head, noise = self._mlp(parameters["actor"], observation), noise.reshape(-1, noise.shape[-1]).T
         if self.discrete:
-            action = jnp.argmax(head / temperature + noise, axis=-1)
+            action = jnp.argmax(head / temperature + noise, axis=0)
         else:
-            action = head + temperature * jnp.exp(parameters["log_std"]) * noise
-        return action, self._log_prob(parameters, head, action, temperature)
+            action = head + temperature * jnp.exp(parameters["log_std"])[:, None] * noise
+        logp = self._log_prob(parameters, head, action, temperature)
+        batch = observation.shape[:-1]
+        return action.T.reshape(*batch, *self.action_shape), logp.reshape(batch)
 
     def mode(self, parameters: Parameters, observation: jax.Array) -> jax.Array:
         """The most likely action."""
-        head = self.head(parameters, observation)
-        return jnp.argmax(head, axis=-1) if self.discrete else head
+        head = self._mlp(parameters["actor"], observation)
+        action = jnp.argmax(head, axis=0) if self.discrete else head.T
+        return action.reshape(*observation.shape[:-1], *self.action_shape)
 
     def log_prob(
         self, parameters: Parameters, observation: jax.Array, action: jax.Array, temperature: float = 1.0
     ) -> tuple[jax.Array, jax.Array]:
         """Log-probability and entropy (nats), each ``[...]``; temperature multiplies the spread."""
-        head = self.head(parameters, observation)
-        logp = self._log_prob(parameters, head, action, temperature)
+        batch = observation.shape[:-1]
+        head = self._mlp(parameters["actor"], observation)
+        action = action.reshape(-1, *self.action_shape).T
+        logp = self._log_prob(parameters, head, action, temperature).reshape(batch)
         if self.discrete:
-            all_logp = jax.nn.log_softmax(head / temperature)
-            return logp, -jnp.sum(jnp.exp(all_logp) * all_logp, axis=-1)
+            all_logp = jax.nn.log_softmax(head / temperature, axis=0)
+            return logp, -jnp.sum(jnp.exp(all_logp) * all_logp, axis=0).reshape(batch)
         entropy = jnp.sum(parameters["log_std"] + math.log(temperature) + 0.5 + _HALF_LOG_2PI)
-        return logp, jnp.broadcast_to(entropy, logp.shape)
+        return logp, jnp.broadcast_to(entropy, batch)
 
     def _log_prob(self, parameters: Parameters, head: jax.Array, action: jax.Array, temperature: float) -> jax.Array:
+        """[B] from head [features, B] and action [B] or [A, B]."""
         if self.discrete:
-            all_logp = jax.nn.log_softmax(head / temperature)
+            all_logp = jax.nn.log_softmax(head / temperature, axis=0)
             # A sum against the indicator vectorises where a gather would be a scalar loop.
-            chosen = action[..., None] == jnp.arange(self.action_count)
-            return jnp.sum(jnp.where(chosen, all_logp, 0.0), axis=-1)
-        log_std = parameters["log_std"] + math.log(temperature)
+            chosen = action == jnp.arange(self.action_count)[:, None]
+            return jnp.sum(jnp.where(chosen, all_logp, 0.0), axis=0)
+        log_std = parameters["log_std"][:, None] + math.log(temperature)
         z = (action - head) * jnp.exp(-log_std)
-        return jnp.sum(-0.5 * z**2 - log_std - _HALF_LOG_2PI, axis=-1)
+        return jnp.sum(-0.5 * z**2 - log_std - _HALF_LOG_2PI, axis=0)
 
 
 def policy_for(simulator: Simulator, critic: bool, **shape: Any) -> Policy:
