@@ -78,7 +78,7 @@ def test_libraries_agree_and_keep_the_type(method, library, dtype):
 
     xp = pytest.importorskip(library)
     with jax.enable_x64(dtype == "float64" and library == "jax.numpy"):
-        for book in books(method):
+        for book in books(method)[: 1 if library == "jax.numpy" else 2]:
             reference = compute(method, book, lambda x: x)
             agree(compute(method, book, converter(xp, dtype)), reference, dtype)
 
