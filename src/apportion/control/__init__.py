@@ -1,1 +1,29 @@
-"""Control: JAX simulators, policies and training."""
+"""Control: JAX simulators, policies and training.
+
+from apportion import control, methods
+
+run = control.train(methods.ppo, "CartPole-v1", seed=0)
+run.summary["return_mean"], run.policy.predict(observation)
+"""
+
+from apportion.control.engine import Engine, Setup
+from apportion.control.evaluate import Evaluation, TrainedPolicy, evaluate, evaluate_policy
+from apportion.control.run import evaluate_run, train_run
+from apportion.control.simulators import SIMULATORS, Simulator, simulator
+from apportion.control.train import Run, train
+
+__all__ = [
+    "SIMULATORS",
+    "Engine",
+    "Evaluation",
+    "Run",
+    "Setup",
+    "Simulator",
+    "TrainedPolicy",
+    "evaluate",
+    "evaluate_policy",
+    "evaluate_run",
+    "simulator",
+    "train",
+    "train_run",
+]
