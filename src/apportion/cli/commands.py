@@ -103,8 +103,11 @@ def toy(args: Namespace) -> None:
 def train(args: Namespace) -> None:
     """`apportion train METHOD TASK`."""
     from apportion.cli.values import override
+    from apportion.core.catalogue import method
 
-    _method(args)  # a bad method or value is refused before JAX is imported
+    # Refused before JAX is imported; whether an override fits is decided where the task's preset is known.
+    method(args.method)
+    overrides = [override(text) for text in args.overrides]
     from apportion.control.run import train_run
 
     summary = train_run(
@@ -113,7 +116,7 @@ def train(args: Namespace) -> None:
         steps=None if args.steps is None else int(args.steps),
         seed=args.seed,
         out=None if args.out is None else Path(args.out),
-        overrides=[override(text) for text in args.overrides],
+        overrides=overrides,
         resume=args.resume,
         quiet=args.json,
     )

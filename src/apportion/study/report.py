@@ -76,7 +76,8 @@ def page(title: str, body: str, charts: Sequence[Chart], footer: str = "") -> st
     text = files("apportion.study").joinpath("report.html").read_text(encoding="utf-8")
     # A closing tag inside the data would end the script early.
     data = json.dumps([asdict(c) for c in charts]).replace("</", "<\\/")
+    # Drawn data and the library go last: nothing is looked for inside them.
     filled = {"title": escape(title), "body": body, "footer": footer, "charts": data, "plotly": get_plotlyjs()}
     for name, value in filled.items():
-        text = text.replace("{{" + name + "}}", value, 1)
+        text = text.replace("{{" + name + "}}", value)
     return text
