@@ -728,3 +728,20 @@ def test_case_59_targets_at_lambda_0_are_one_step(seed, gamma):
     book = rollouts(draw(seed, holes=False))
     target = book.reward + gamma * np.where(book.terminated, 0, book.next_value)
     close(GAE(gamma, 0.0)(book, book.reward)[book.mask], target[book.mask], atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("ratio", [DecisionRatio(), SequenceRatio(), SequenceRatio(geometric=False)], ids=repr)
+@pytest.mark.parametrize("trust", [Clip(0.2, 0.2, dual=3.0), Cap(high=5.0)], ids=repr)
+def test_a_ratio_that_overflows_is_bounded_like_any_other(dtype, ratio, trust):
+    """A thousand decisions that each became a little likelier: inf times a gate of 0 would be NaN."""
+    logq = np.full((1, 2, 1000), -1.0, dtype)
+    reward = np.zeros_like(logq)
+    reward[0, :, -1] = [1, 0]
+    book = Rollouts(reward=reward, mask=logq < 0, logq=logq)
+    method = Method("long", Sampler(group=2), baseline=GroupMean(), ratio=ratio, trust=trust, aggregate=SequenceMean())
+    for step in (0.5, 100.0, 1e4):
+        w = w_of(method, book, logq + dtype(step))
+        assert np.isfinite(w).all()
+        assert np.abs(w).max() <= 5.0 / 2
+        assert isinstance(trust, Cap) or step < 1 or (w == 0).all()

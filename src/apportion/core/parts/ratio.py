@@ -10,7 +10,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from apportion.core.arrays import Array, array_namespace, as_float, divide
+from apportion.core.arrays import Array, array_namespace, as_float, divide, exp_finite
 from apportion.core.parts.base import Part
 
 
@@ -54,7 +54,7 @@ class DecisionRatio(Ratio):
     def __call__(self, logp: Array, logq: Array, mask: Array) -> Array:
         """See `Ratio`. 1 where masked."""
         xp = array_namespace(logp)
-        return xp.exp(xp.where(mask, logp - logq, xp.zeros_like(logp)))
+        return exp_finite(xp.where(mask, logp - logq, xp.zeros_like(logp)))
 
     def flat(self) -> list[str]:
         """See `Part`."""
@@ -66,7 +66,7 @@ def _sequence(logp: Array, logq: Array, mask: Array, geometric: bool) -> Array:
     total = xp.sum(xp.where(mask, logp - logq, xp.zeros_like(logp)), axis=-1, keepdims=True)
     if geometric:
         total = divide(total, xp.sum(as_float(mask, logp), axis=-1, keepdims=True))
-    return xp.exp(total) + xp.zeros_like(logp)
+    return exp_finite(total) + xp.zeros_like(logp)
 
 
 @dataclass(frozen=True)
