@@ -191,7 +191,14 @@ class Engine:
         if not self.policy.critic:
             return None, None
         value = self.policy.value(parameters, book.observation)
-        return value, self.policy.value(parameters, book.next_observation)
+        last = self.policy.value(parameters, book.next_observation[-1:])
+        following = jnp.concatenate([value[1:], last])
+
+        def at_limit() -> jax.Array:
+            return jnp.where(book.truncated, self.policy.value(parameters, book.next_observation), following)
+
+        # The next row's value is the next state's, except where a time limit cut in between (a real end has none).
+        return value, jax.lax.cond(jnp.any(book.truncated), at_limit, lambda: following)
 
     def _rows(self, rollouts: Rollouts, book: Collection) -> tuple[Rows, jax.Array]:
         """Flat rows for the learner, in [N G T] order, and the fraction of trajectories the filter kept."""

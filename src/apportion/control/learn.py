@@ -38,6 +38,21 @@ class Rows(NamedTuple):
     target: jax.Array
     old_value: jax.Array
 
+    def pack(self) -> jax.Array:
+        """All columns in one matrix [B D]: shuffling gathers rows once, not once per column."""
+        columns = (x.reshape(x.shape[0], -1).astype(jnp.float32) for x in self)
+        return jnp.concatenate(tuple(columns), axis=1)
+
+    def unpack(self, matrix: jax.Array) -> Rows:
+        """Rows [C ...] of a cut [C D] of the packed matrix."""
+        columns, at = [], 0
+        for like in self:
+            width = max(like.reshape(like.shape[0], -1).shape[1], 1)
+            part = matrix[:, at : at + width].reshape(-1, *like.shape[1:])
+            columns.append(part.astype(like.dtype))
+            at += width
+        return Rows(*columns)
+
 
 class Signals(NamedTuple):
     """Means over the decisions of an update, for the log."""
@@ -102,24 +117,26 @@ class Learner:
         weight = w if ledger is None else ledger.w
         assert weight is not None
         loss = -cuts * jnp.sum(jax.lax.stop_gradient(weight) * logp)
-        mean_entropy = cuts * jnp.sum(rows.weight * entropy)
         if method.entropy:
-            loss = loss - method.entropy * mean_entropy
-        value_loss = jnp.zeros(())
+            loss = loss - method.entropy * cuts * jnp.sum(rows.weight * entropy)
+        error = jnp.zeros_like(logp)
         if method.value_loss is not None:
-            value = self.policy.value(parameters, rows.observation)
-            error = (value - rows.target) ** 2
-            if method.value_loss.clip is not None:
-                near = rows.old_value + jnp.clip(
-                    value - rows.old_value, -method.value_loss.clip, method.value_loss.clip
-                )
-                error = jnp.maximum(error, (near - rows.target) ** 2)
-            value_loss = cuts * jnp.sum(rows.weight * error) / 2
-            loss = loss + method.value_loss.coefficient * value_loss
+            error = self._value_error(parameters, rows, method.value_loss.clip)
+            loss = loss + method.value_loss.coefficient * cuts * jnp.sum(rows.weight * error) / 2
+        shut = jnp.zeros_like(logp) if ledger is None or ledger.gate is None else 1.0 * (ledger.gate != 1)
         log_ratio = frozen - rows.logq
-        clipped = jnp.zeros(()) if ledger is None or ledger.gate is None else jnp.sum(rows.weight * (ledger.gate != 1))
-        kl = jnp.sum(rows.weight * (jnp.exp(log_ratio) - 1 - log_ratio))
-        return loss, Signals(mean_entropy, cuts * clipped, cuts * kl, value_loss, jnp.zeros(()))
+        # One small product instead of a kernel for each mean: at minibatch 256 that is 5% of an update.
+        each = jnp.stack([entropy, shut, jnp.exp(log_ratio) - 1 - log_ratio, error / 2])
+        return loss, Signals(*(cuts * (jax.lax.stop_gradient(each) @ rows.weight)), jnp.zeros(()))
+
+    def _value_error(self, parameters: Parameters, rows: Rows, clip: float | None) -> jax.Array:
+        """Squared error of the critic, [B], the larger of it and the clipped one when clipping."""
+        value = self.policy.value(parameters, rows.observation)
+        error = (value - rows.target) ** 2
+        if clip is None:
+            return error
+        near = rows.old_value + jnp.clip(value - rows.old_value, -clip, clip)
+        return jnp.maximum(error, (near - rows.target) ** 2)
 
     def step(self, flat: jax.Array, state: Any, gradient: jax.Array, rate: jax.Array) -> tuple[jax.Array, Any]:
         """One optimiser step along the descent of the loss."""
@@ -134,16 +151,17 @@ class Learner:
         cuts, epochs = self.method.sampler.minibatches, self.method.sampler.epochs
         size = rows.share.shape[0]
 
-        def minibatch(carry: tuple[jax.Array, Any], cut: Rows) -> tuple[tuple[jax.Array, Any], Signals]:
+        packed = rows.pack()
+
+        def minibatch(carry: tuple[jax.Array, Any], cut: jax.Array) -> tuple[tuple[jax.Array, Any], Signals]:
             flat, state = carry
-            gradient, signals = jax.grad(self.loss, has_aux=True)(flat, cut, None, float(cuts))
+            gradient, signals = jax.grad(self.loss, has_aux=True)(flat, rows.unpack(cut), None, float(cuts))
             norm = jnp.sqrt(jnp.sum(gradient**2))
             return self.step(flat, state, gradient, rate), signals._replace(grad_norm=norm)
 
         def epoch(carry: tuple[jax.Array, Any], key: jax.Array) -> tuple[tuple[jax.Array, Any], Signals]:
             order = shuffle(key, size) if cuts > 1 else jnp.arange(size)
-            shuffled = jax.tree.map(lambda x: x[order].reshape(cuts, size // cuts, *x.shape[1:]), rows)
-            return jax.lax.scan(minibatch, carry, shuffled)
+            return jax.lax.scan(minibatch, carry, packed[order].reshape(cuts, size // cuts, -1))
 
         (flat, state), signals = jax.lax.scan(epoch, (flat, state), jax.random.split(key, epochs))
         return flat, state, jax.tree.map(jnp.mean, signals)

@@ -6,7 +6,6 @@ carries their sums along, so that it may be left and entered at any iteration wi
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import time
@@ -24,9 +23,9 @@ from apportion.control.collect import Finished
 from apportion.control.engine import Engine, Metrics, Setup, TrainState
 from apportion.control.evaluate import EPISODES, Evaluation, TrainedPolicy, evaluate, evaluate_policy
 from apportion.control.learn import Signals
+from apportion.control.presets import resolve
 from apportion.control.simulators import Simulator, simulator
-from apportion.core.catalogue import method as catalogue
-from apportion.core.errors import ApportionError, UnknownName
+from apportion.core.errors import ApportionError
 from apportion.core.method import Method
 
 Overrides = Mapping[str, Any] | Iterable[tuple[str, Any]]
@@ -35,7 +34,6 @@ ROWS = 200
 """Log rows of a run."""
 MOST_STEPS = 2_000_000_000
 """Environment steps are counted in int32."""
-DEFAULT_STEPS = 100_000
 
 
 class Tally(NamedTuple):
@@ -262,36 +260,14 @@ def prepare(
     pairs = list(overrides.items() if isinstance(overrides, Mapping) else overrides)
     if isinstance(task, Simulator):
         world = task
-        chosen, given, usual = _overridden(catalogue(method) if isinstance(method, str) else method, pairs)
+        chosen, given, usual = resolve(method, world.id, pairs)
     else:
         world = simulator(task)
-        try:
-            from apportion.control import presets
-        except ImportError:  # TODO
-            presets = None
-        chosen, given, usual = (
-            _overridden(catalogue(method) if isinstance(method, str) else method, pairs)
-            if presets is None
-            else presets.resolve(method, task, pairs)
-        )
+        chosen, given, usual = resolve(method, task, pairs)
     steps = usual if steps is None else steps
     if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or not 1 <= steps <= MOST_STEPS:
         raise ApportionError(f"steps is {steps!r}; it must be a whole number of environment steps, 1 to {MOST_STEPS:,}")
     return Engine(chosen, world, given if setup is None else setup, int(steps))
-
-
-def _overridden(method: Method, pairs: Sequence[tuple[str, Any]]) -> tuple[Method, Setup, int]:
-    setup = Setup()
-    for path, value in pairs:
-        head, _, rest = path.partition(".")
-        if head != "setup":
-            method = method.set(path, value)
-            continue
-        known = [f.name for f in dataclasses.fields(setup)]
-        if rest not in known:
-            raise UnknownName("field of setup", rest, known)
-        setup = dataclasses.replace(setup, **{rest: value})
-    return method, setup, DEFAULT_STEPS
 
 
 def summarise(

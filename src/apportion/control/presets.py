@@ -1,0 +1,85 @@
+"""What control adds to a catalogue entry: settings found by one search rule, stored as data in `presets.toml`.
+
+A preset changes only what the caller left as the catalogue has it; what was set by hand stays. Control has no
+pretrained reference policy, so a catalogue entry's own KL penalty is dropped here (a KL set by hand is refused
+by the engine, not dropped).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Iterable
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+from apportion.control.engine import Setup
+from apportion.core.catalogue import METHODS
+from apportion.core.catalogue import method as entry
+from apportion.core.errors import UnknownName
+from apportion.core.method import Method
+from apportion.core.parts import NoKL
+
+DEFAULT_STEPS = 100_000
+
+
+class Resolved(NamedTuple):
+    """What runs: the method and the setup with every value filled in, and the task's usual environment steps."""
+
+    method: Method
+    setup: Setup
+    steps: int
+
+
+@cache
+def table() -> dict[str, dict[str, Any]]:
+    """All presets: "METHOD" for any task and "METHOD/TASK" on top of it; values by path."""
+    return tomllib.loads(resources.files("apportion.control").joinpath("presets.toml").read_text())
+
+
+def resolve(method: Method | str, task: str, overrides: Iterable[tuple[str, Any]] = ()) -> Resolved:
+    """The method as it runs on the task: catalogue, then presets, then overrides (paths such as "sampler.group").
+
+    Raises UnknownName for an unknown method or path, InvalidMethod for values that do not fit.
+
+    >>> resolve("ppo", "CartPole-v1", [("update.learning_rate", 0.01)]).method.update.learning_rate
+    0.01
+    """
+    method = entry(method) if isinstance(method, str) else method
+    stem = method.name.partition("[")[0]
+    base = METHODS.get(stem, method)
+    name, claim = method.name, method.claim
+    if method.kl == base.kl:
+        method = method.replace(kl=NoKL())
+    setup, steps = Setup(), DEFAULT_STEPS
+    values = table().get(stem, {}) | table().get(f"{stem}/{task}", {})
+    for path, value in values.items():
+        if path == "steps":
+            steps = value
+        elif path.startswith("setup."):
+            setup = set_setup(setup, path, value)
+        elif _at(method, path) == _at(base, path):
+            method = method.set(path, value)
+    method = dataclasses.replace(method, name=name, claim=claim)
+    for path, value in overrides:
+        if path.partition(".")[0] == "setup":
+            setup = set_setup(setup, path, value)
+        else:
+            method = method.set(path, value)
+    return Resolved(method, setup, steps)
+
+
+def set_setup(setup: Setup, path: str, value: Any) -> Setup:
+    """The setup with one field changed by its path, e.g. "setup.envs"."""
+    known = [f.name for f in dataclasses.fields(setup)]
+    field = path.partition(".")[2]
+    if field not in known:
+        raise UnknownName("field of setup", field, known)
+    return dataclasses.replace(setup, **{field: tuple(value) if isinstance(value, list) else value})
+
+
+def _at(part: Any, path: str) -> Any:
+    for name in path.split("."):
+        part = getattr(part, name, None)
+    return part
