@@ -179,7 +179,7 @@ def book(
     )
 
 
-def _labels(language: Language, rows: np.ndarray, prompts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def preferences(language: Language, rows: np.ndarray, prompts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Bradley-Terry labels [M, 2]: the first of a pair is chosen (1) with probability sigmoid(r_1 - r_2)."""
     r = language.reward[prompts[:, None], rows]
     first = rng.random(len(rows)) < 1 / (1 + np.exp(r[:, 1] - r[:, 0]))
@@ -206,7 +206,7 @@ def _draw(run: _Run, state: State, rng: np.random.Generator) -> Draw:
     logits = (language.reference if s.proposer == "reference" else state.logits) / s.temperature
     prompts = np.repeat(np.arange(language.prompts), run.repeat)
     rows = policy.sample(language, logits, rng, s.group, prompts)
-    reward = _labels(language, rows, prompts, rng) if s.feedback == "preference" else None
+    reward = preferences(language, rows, prompts, rng) if s.feedback == "preference" else None
     value = _value(run, state, rows, prompts, rng)
     rollouts = book(run.method, language, logits, rows, prompts, logref=run.anchor, reward=reward, value=value)
     return Draw(rows, prompts, rollouts)
