@@ -253,17 +253,13 @@ def prepare(
 ) -> Engine:
     """The engine of a method on a task, by the task's preset and then the overrides.
 
-    task: a Gymnasium id, or a simulator of one's own (which has no preset). steps: environment steps; None takes the
+    task: a Gymnasium id, or a simulator of one's own. steps: environment steps; None takes the
     preset's. overrides: (path, value) pairs such as ("sampler.group", 8) or ("setup.envs", 16). setup: in place of
     the preset's. Raises ApportionError for anything that does not exist or does not fit.
     """
     pairs = list(overrides.items() if isinstance(overrides, Mapping) else overrides)
-    if isinstance(task, Simulator):
-        world = task
-        chosen, given, usual = resolve(method, world.id, pairs)
-    else:
-        world = simulator(task)
-        chosen, given, usual = resolve(method, task, pairs)
+    world = task if isinstance(task, Simulator) else simulator(task)
+    chosen, given, usual = resolve(method, world.id, pairs)
     steps = usual if steps is None else steps
     if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or not 1 <= steps <= MOST_STEPS:
         raise ApportionError(f"steps is {steps!r}; it must be a whole number of environment steps, 1 to {MOST_STEPS:,}")
