@@ -39,9 +39,7 @@ OTHERS = {
         reinforce.replace(kl=KL("loss", "k2", 0.5)), "biased"
     ),
     "k3 pulls by the forward KL": claimed(reinforce.replace(kl=KL("loss", "k3", 0.5)), "biased"),
-    "the better of two, with 0/1 rewards, pushes by the gradient": claimed(
-        raft.set("sampler.group", 2), "proportional"
-    ),
+    "the better of two, with 0/1 rewards, pushes by the gradient": claimed(raft.set("sampler.group", 2), "unbiased"),
     "acceptance, with 0/1 rewards, is straight too": claimed(
         raft.replace(sampler=raft.sampler.replace(group=1, keep=KeepAccepted(0.5))), "proportional"
     ),

@@ -11,8 +11,8 @@ from math import comb
 
 import numpy as np
 
-from apportion.audit import enumerate as enumerated
-from apportion.audit.enumerate import Kind, Weighed
+from apportion.audit import enumeration
+from apportion.audit.enumeration import Kind, Weighed
 from apportion.audit.pairs import weigh_pairs
 from apportion.audit.replicate import Replicates, replicate, squared_norms, updates
 from apportion.audit.tables import Tables, penalty, prepare, returns, tabulate
@@ -78,19 +78,19 @@ def expected_weight(
 
     only_direction: the size of a whitened update may be off, which saves half of the work.
     """
-    kind = enumerated.kind(method, tables)
+    kind = enumeration.kind(method, tables)
     if kind == "pairs":
         return weigh_pairs(method, tables, precision)
     if kind == "own":
-        return enumerated.weigh_singles(method, tables)
+        return enumeration.weigh_singles(method, tables)
     if kind == "affine":
         # The mean of an affine function needs no second moment of the siblings; a spread over the batch does, but
         # that spread is one factor on the whole update.
         sides = (-1.0, 1.0) if isinstance(method.scale, BatchStd) and not only_direction else (0.0,)
-        return np.mean(enumerated.weigh_affine(method, tables, sides)[0], axis=0)
+        return np.mean(enumeration.weigh_affine(method, tables, sides)[0], axis=0)
     if kind == "replicated":
         return None
-    return enumerated.average(enumerated.weigh(method, tables), method, tables)
+    return enumeration.average(enumeration.weigh(method, tables), method, tables)
 
 
 def update_of(weight: np.ndarray, method: Method, tables: Tables) -> np.ndarray:
@@ -120,7 +120,7 @@ def moments(method: Method, language: Language, logits: np.ndarray, group: int |
     """
     method = prepare(method, group)
     tables = tabulate(method, language, logits)
-    kind = enumerated.kind(method, tables)
+    kind = enumeration.kind(method, tables)
     if kind == "own":
         return _own(method, tables)
     if kind == "affine":
@@ -130,8 +130,8 @@ def moments(method: Method, language: Language, logits: np.ndarray, group: int |
         return _drawn(method, tables, kind, update_of(weight, method, tables), seed)
     if kind == "replicated":
         return _drawn(method, tables, kind, None, seed)
-    weighed = enumerated.weigh(method, tables)
-    mean = update_of(enumerated.average(weighed, method, tables), method, tables)
+    weighed = enumeration.weigh(method, tables)
+    mean = update_of(enumeration.average(weighed, method, tables), method, tables)
     plan = weighed.layout
     silent = np.bincount(plan.prompts, weights=weighed.mass * weighed.silent, minlength=len(tables.mass))
     if kind == "multisets":
@@ -150,7 +150,7 @@ def _square(tables: Tables, weight: np.ndarray) -> np.ndarray:
 
 def _own(method: Method, tables: Tables) -> Moments:
     G, scale = method.sampler.group, _scale(method, tables)
-    weight = enumerated.weigh_singles(method, tables)
+    weight = enumeration.weigh_singles(method, tables)
     mean = update_of(weight, method, tables)
     variance = (scale**2 * _square(tables, weight).sum() - (mean**2).sum()) / G
     nothing = (np.abs(_policy_part(weight, method, tables)) * tables.language.mask).max(axis=-1) == 0
@@ -162,7 +162,7 @@ def _policy_part(weight: np.ndarray, method: Method, tables: Tables) -> np.ndarr
     """The weights without a penalty in the loss."""
     if penalty(method, tables) is None:
         return weight
-    return enumerated.weigh_singles(enumerated.without_loss_kl(method), tables)
+    return enumeration.weigh_singles(enumeration.without_loss_kl(method), tables)
 
 
 # --- success counts --------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def _counts_variance(method: Method, tables: Tables, weighed: Weighed, mean: np.
     p = (tables.mass * good).sum(axis=1)
     square, part = np.zeros(N), {}
     for k in range(G):
-        weight = enumerated.average(weighed, method, tables, (count == k) * 1.0)
+        weight = enumeration.average(weighed, method, tables, (count == k) * 1.0)
         square += comb(G - 1, k) * p**k * (1 - p) ** (G - 1 - k) * _square(tables, weight)
         for r in (0, 1):
             mine = weight * (tables.mass * (good == r))[..., None]
@@ -207,7 +207,7 @@ def _home(label: np.ndarray, size: int) -> np.ndarray:
 def _affine(method: Method, tables: Tables) -> Moments:
     """w = a + d (O - E O) with O the others' sum; moments of O up to the second are those of the stand-ins."""
     G, scale = method.sampler.group, _scale(method, tables)
-    (low, high), deviation = enumerated.weigh_affine(method, tables)
+    (low, high), deviation = enumeration.weigh_affine(method, tables)
     mean = update_of((low + high) / 2, method, tables)
     width = 2 * np.sqrt(G - 1) * deviation[:, None, None]
     slope = np.divide(high - low, width, out=np.zeros_like(low), where=width > 0)

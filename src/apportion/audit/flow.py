@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,10 +23,15 @@ DRAWN = 64
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """Measures (see `toy.train.measure`) at the end of an ascent, and the policy reached."""
+    """Measures (see `toy.train.measure`) along an ascent, with their step, and the policy reached."""
 
-    final: Measures
+    rows: tuple[Measures, ...]
     logits: np.ndarray
+
+    @property
+    def final(self) -> Measures:
+        """The last row."""
+        return self.rows[-1]
 
 
 def follow(
@@ -38,10 +42,14 @@ def follow(
     steps: int = STEPS,
     rate: float = RATE,
     final_fraction: float = FINAL,
-    callback: Callable[[int, int], None] | None = None,
+    every: int | None = None,
 ) -> Flow:
-    """Ascend the expected update from the reference by Adam, its rate a cosine down to `final_fraction` of `rate`."""
+    """Ascend the expected update from the reference by Adam, its rate a cosine down to `final_fraction` of `rate`.
+
+    every: steps between measurements; None measures the end alone.
+    """
     method = prepare(method, group)
+    optimum, rows = policy.tilted(language, BETA), []
     logits = np.array(language.reference)
     adam = adam_start(logits)
     for step in range(1, steps + 1):
@@ -52,6 +60,6 @@ def follow(
         else:
             g = update_of(weight, method, tables)
         logits, adam = adam_ascend(logits, g, adam, rate * cosine(step, steps, final_fraction))
-        if callback is not None:
-            callback(step, steps)
-    return Flow(measure(language, logits, policy.tilted(language, BETA)), logits)
+        if step == steps or (every is not None and step % every == 0):
+            rows.append({"step": float(step)} | measure(language, logits, optimum))
+    return Flow(tuple(rows), logits)

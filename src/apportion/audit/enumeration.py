@@ -41,7 +41,7 @@ from apportion.toy.language import Language
 
 Kind = Literal["own", "counts", "affine", "multisets", "pairs", "replicated"]
 LIMIT = 3_000_000
-"""Largest book, in decisions, that is enumerated."""
+"""Largest book, in decisions, that is enumeration."""
 
 
 @dataclass(frozen=True, eq=False)
