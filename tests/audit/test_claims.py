@@ -31,7 +31,7 @@ def claimed(method, kind):
 OTHERS = {
     "a discount bends it, nothing else": claimed(a2c.replace(credit=GAE(1.0, 1.0)), "unbiased"),
     "lambda below 1 does not, given exact values": claimed(trpo.replace(credit=GAE(1.0, 0.5)), "unbiased"),
-    "whitening only scales": claimed(ppo.replace(credit=GAE(1.0, 0.95)), "unbiased"),
+    "whitening only scales": claimed(ppo.replace(credit=GAE(1.0, 0.95)), "proportional"),
     "discounted returns-to-go are biased": claimed(reinforce_togo.replace(credit=RewardToGo(0.9)), "biased"),
     "leave-one-out repairs Dr. GRPO": claimed(dr_grpo.replace(baseline=LeaveOneOut()), "unbiased"),
     "and GPG": claimed(gpg.replace(baseline=SiblingMean(leave_one_out=True)), "unbiased"),
