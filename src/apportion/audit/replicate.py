@@ -10,6 +10,7 @@ import numpy as np
 from apportion.audit.tables import Tables
 from apportion.core.method import Method
 from apportion.core.parts import PairLogistic
+from apportion.core.rollouts import Rollouts
 from apportion.core.weigh import advantages, weights
 from apportion.toy import policy
 from apportion.toy.train import preferences
@@ -28,6 +29,16 @@ class Replicates:
     """bool [N, R]"""
 
 
+def labelled(
+    tables: Tables, book: Rollouts, prompts: np.ndarray, rows: np.ndarray, rng: np.random.Generator
+) -> Rollouts:
+    """The book of pairs with their labels, drawn, in place of the task's reward."""
+    paid = np.zeros_like(book.reward)
+    labels = preferences(tables.language, rows, prompts, rng)
+    np.put_along_axis(paid, tables.language.length[rows][..., None] - 1, labels[..., None], axis=-1)
+    return dataclasses.replace(book, reward=paid)
+
+
 def replicate(method: Method, tables: Tables, count: int, seed: int = 0) -> Replicates:
     """`count` groups of every prompt. The same seed draws the same uniforms at every policy and for every method.
 
@@ -39,10 +50,7 @@ def replicate(method: Method, tables: Tables, count: int, seed: int = 0) -> Repl
     rows = policy.sample(tables.language, tables.sampled, rng, G, prompts)
     book = tables.book(prompts, rows, np.full(len(rows), 1.0 / len(rows)))
     if method.sampler.feedback == "preference":
-        paid = np.zeros_like(book.reward)
-        labels = preferences(tables.language, rows, prompts, rng)
-        np.put_along_axis(paid, tables.language.length[rows][..., None] - 1, labels[..., None], axis=-1)
-        book = dataclasses.replace(book, reward=paid)
+        book = labelled(tables, book, prompts, rows, rng)
     ledger = weights(method, advantages(method, book), tables.logp[prompts[:, None], rows])
     w = np.asarray(ledger.w) * len(rows)
     loud = (np.abs(np.asarray(ledger.advantage)) * book.mask).max(axis=-1) > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from apportion.audit.replicate import labelled
 from apportion.audit.tables import prepare, quietly, tabulate
 from apportion.core.errors import ApportionError
 from apportion.core.method import Method
@@ -12,7 +13,6 @@ from apportion.core.weigh import Ledger, advantages, weights
 from apportion.toy import policy
 from apportion.toy.language import Language
 from apportion.toy.language import language as load
-from apportion.toy.train import book, preferences
 
 COLUMNS = ("reward", "kl", "credit", "baseline", "scale", "advantage", "share", "ratio", "gate", "w")
 
@@ -43,18 +43,10 @@ def _group(method: Method, language: Language, prompt: int, seed: int, count: in
     prompts = np.full(count, prompt)
     rows = policy.sample(language, language.reference, rng, method.sampler.group, prompts)
     tables = tabulate(method, language, language.reference)
-    labels = preferences(language, rows, prompts, rng) if method.sampler.feedback == "preference" else None
-    rollouts = book(
-        method,
-        language,
-        language.reference,
-        rows,
-        prompts,
-        logref=language.reference if method.sampler.feedback != "none" else policy.tilted(language, 0.5).logits,
-        reward=labels,
-        value=None if tables.value is None else tables.value[prompts[:, None], rows],
-    )
-    ledger = weights(method, advantages(method, rollouts), rollouts.logq)
+    book = tables.book(prompts, rows, np.full(count, 1 / count))
+    if method.sampler.feedback == "preference":
+        book = labelled(tables, book, prompts, rows, rng)
+    ledger = weights(method, advantages(method, book), book.logq)
     return rows, ledger
 
 
