@@ -88,3 +88,15 @@ def test_ragged_update_is_the_dense_one(name, monkeypatch):
     everything = collection(engine, state)[0]
     assert int(after.env_steps) == int(jnp.sum(everything.mask)) < everything.mask.size
     assert int(metrics.finished.episodes) == GROUPS * method.sampler.group
+
+
+def test_more_minibatches_than_trajectories():
+    """Some are then empty; none may hold another's rows."""
+    method = small("gspo", group=3, minibatches=5, horizon=4)
+    engine = Engine(method, simulator("CartPole-v1"), Setup(envs=1, hidden=(8,)), 1_000)
+    valid = jnp.array([[[True, True, False], [True, False, False], [False, False, False]]])
+    order, bounds = engine.learner._order(valid, jax.random.key(0), 5)
+    assert bounds[0] == 0
+    assert bounds[-1] == 3
+    assert bool(jnp.all(jnp.diff(bounds) >= 0))
+    assert sorted(np.asarray(order[:3]).tolist()) == [0, 1, 3]

@@ -200,8 +200,8 @@ class Learner:
         if self.method.ratio.per_sequence:
             rank = jax.random.permutation(key, trajectories.shape[0])
             lengths = jnp.zeros(rank.shape, jnp.int32).at[rank].set(trajectories.sum(-1, dtype=jnp.int32))
-            ends = jnp.cumsum(lengths)
-            at = [0 if k == 0 else ends[k * rank.shape[0] // cuts - 1] for k in range(cuts + 1)]
+            starts = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(lengths)])
+            at = [starts[k * rank.shape[0] // cuts] for k in range(cuts + 1)]
             place = jnp.broadcast_to(rank[:, None], trajectories.shape).reshape(-1).astype(jnp.float32)
         else:
             count = jnp.sum(flat, dtype=jnp.int32)

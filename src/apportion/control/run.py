@@ -354,7 +354,7 @@ class Display:
         left = f"{max(self.total - env_steps, 0) / rate:.0f} s left" if rate else ""
         text = f"{env_steps:,}/{self.total:,} steps  {rate:,.0f}/s  {left}  {self.signals}"
         if self._bar is not None:
-            self._bar.update(self._task, completed=env_steps, total=self.total, text=text)
+            self._bar.update(self._task, completed=min(env_steps, self.total), total=self.total, text=text)
         elif self.plain and now - self._said >= PLAIN_SECONDS:
             self._said = now
             print(f"{self.title}: {text}", file=sys.stderr, flush=True)
