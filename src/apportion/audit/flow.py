@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from apportion.audit import enumeration
 from apportion.audit.expectation import expected_weight, update_of
 from apportion.audit.replicate import replicate, updates
 from apportion.audit.tables import prepare, tabulate
@@ -15,8 +16,9 @@ from apportion.toy.adam import adam_ascend, adam_start, cosine
 from apportion.toy.language import Language
 from apportion.toy.train import BETA, Measures, measure
 
-STEPS, RATE, FINAL = 80, 0.3, 0.02
-"""Enough for exact methods to come within 1e-4 nats of their optimum."""
+LONG, SHORT = (300, 0.1), (80, 0.3)
+"""Steps and rate; the short one too brings exact methods within 1e-4 nats of their optimum."""
+FINAL = 0.02
 DRAWN = 64
 """Groups of every prompt a step, where the expected update has no closed form."""
 
@@ -34,13 +36,19 @@ class Flow:
         return self.rows[-1]
 
 
+def schedule(method: Method, language: Language) -> tuple[int, float]:
+    """Steps and rate for a target in about a second: fewer where a step enumerates the siblings of every response."""
+    slow = enumeration.compares(method) and enumeration.shaped(method)
+    return SHORT if slow or language.name != "toy" else LONG
+
+
 def follow(
     method: Method,
     language: Language,
     *,
     group: int | None = None,
-    steps: int = STEPS,
-    rate: float = RATE,
+    steps: int = LONG[0],
+    rate: float = LONG[1],
     final_fraction: float = FINAL,
     every: int | None = None,
 ) -> Flow:

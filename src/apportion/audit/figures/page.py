@@ -15,6 +15,7 @@ h1 { font-size: 1.5rem; } table { border-collapse: collapse; width: 100%; font-s
 th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid #dde1e6; vertical-align: top; }
 td.n { text-align: right; font-variant-numeric: tabular-nums; } tr.OUT td { background: #fdecea; }
 tr.corrected td { background: #fff7e0; } .plot { margin: 2rem 0; }
+td:nth-child(6), td:nth-child(7) { white-space: nowrap; }
 """
 COLORS = ("#1f5f8b", "#c8553d", "#3a7d44", "#8a5a9e", "#b8860b", "#2a9d8f", "#7a7a7a", "#d1495b", "#4d6cfa", "#6b8e23")
 DASHES = ("solid", "dash", "dot")

@@ -58,7 +58,6 @@ class Plot:
     y: str
     series: Sequence[Series]
     log: str = ""
-    caption: str = ""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ from apportion.toy.language import Language, language
 from apportion.toy.train import BETA, Measures, preset, train
 
 SEEDS = 3
+FLOOR = 1e-5
+"""Where the logarithmic plots stop: exact curves go on down to rounding."""
 
 
 @dataclass(frozen=True)
@@ -182,10 +184,10 @@ def all_roads(results: Results) -> Figure:
         curve = _median(results, (4, name), "kl_to_optimum")
         how = "exact" if options is None else f"{len(results[4, name])} seeds"
         rows.append(Row(4, name, published, float(curve[-1]), tolerance, how))
-        series.append(Series(name, _steps(results, (4, name)), np.maximum(curve, 1e-9).tolist()))
+        series.append(Series(name, _steps(results, (4, name)), np.maximum(curve, FLOOR).tolist()))
     away = float(_median(results, (4, "GRPO as published"), "kl_to_reference")[-1])
     rows.append(Row(4, "GRPO as published, KL to the reference", 1.83, away, 0.15, f"{SEEDS} seeds"))
-    return Figure(4, rows, Plot("4. All roads to pi*", "step", "KL(pi || pi*), nats", series, "y"))
+    return Figure(4, rows, Plot("4. All roads to pi*", "step", f"KL(pi || pi*), nats, floor {FLOOR:g}", series, "y"))
 
 
 # --- figure 5: where the penalty goes --------------------------------------------------------------------
@@ -249,8 +251,10 @@ def placement(results: Results) -> Figure:
     ]
     series = [
         Series(
-            name, _steps(results, (5, name)), np.maximum(_median(results, (5, name), "kl_to_optimum"), 1e-9).tolist()
+            name, _steps(results, (5, name)), np.maximum(_median(results, (5, name), "kl_to_optimum"), FLOOR).tolist()
         )
         for name in _PLACES
     ]
-    return Figure(5, rows, Plot("5. Where the penalty goes", "step", "KL(pi || pi*), nats", series, "y"))
+    return Figure(
+        5, rows, Plot("5. Where the penalty goes", "step", f"KL(pi || pi*), nats, floor {FLOOR:g}", series, "y")
+    )
