@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -20,10 +22,12 @@ from apportion.core.parts import KL, NoKL
 
 CARTPOLE, LANGUAGE = "CartPole-v1", "toy"
 SEEDS = (0, 1, 2)
-STEPS = 300_000
+STEPS = 150_000
 UPDATES = 1_000
 MEASURED = ("kl_to_optimum", "expected_reward")
 Progress = Callable[[int, int], None]
+Job = tuple[int, str]
+"""Place in CONTESTANTS, and task."""
 
 
 @dataclass(frozen=True)
@@ -122,16 +126,34 @@ def on_cartpole(who: Contestant, steps: int, seeds: tuple[int, ...], progress: P
     )
 
 
-def _work(index: int, task: str, steps: int, seeds: tuple[int, ...], queue: Any) -> Result:
-    """One job, in a worker process; the queue carries (job, done, of)."""
+_queue: Any = None
+"""In a worker: where it tells how far it is."""
+
+
+def _start(queue: Any) -> None:
+    """Prepare a worker: it keeps to one core, and an interrupt ends it without a word."""
+    global _queue
+    _queue = queue
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
+    # jaxlib's QR (the networks' initialisation) waits inside XLA's thread pool for tasks of the same pool; with only a
+    # thread a core, as many QRs at once wait for ever. Idle threads cost nothing.
+    os.environ.setdefault("NPROC", "32")
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
+
+
+def _work(job: Job, steps: int, seeds: tuple[int, ...]) -> Result:
+    """One job, in a worker."""
     last = 0.0
 
     def progress(done: int, of: int) -> None:
         nonlocal last
         if done >= of or time.monotonic() - last > 0.2:
             last = time.monotonic()
-            queue.put(((index, task), done, of))
+            _queue.put((job, done, of))
 
+    index, task = job
     run = on_cartpole if task == CARTPOLE else on_language
     return run(CONTESTANTS[index], steps, seeds, progress)
 
@@ -140,47 +162,36 @@ def compete(steps: int = STEPS, updates: int = UPDATES, seeds: tuple[int, ...] =
     """Run every contestant on both tasks, a process a core, with live progress; results in the order of the table."""
     from apportion.study.progress import live
 
-    jobs = [(i, task) for task in (CARTPOLE, LANGUAGE) for i in range(len(CONTESTANTS))]
+    jobs: list[Job] = [(i, task) for task in (CARTPOLE, LANGUAGE) for i in range(len(CONTESTANTS))]
     sizes = {CARTPOLE: steps, LANGUAGE: updates}
-    labels = {job: f"{CONTESTANTS[job[0]].label} on {'CartPole' if job[1] == CARTPOLE else 'language'}" for job in jobs}
+    places = {CARTPOLE: "CartPole", LANGUAGE: "language"}
+    bars = {(i, task): (f"{CONTESTANTS[i].label} on {places[task]}", sizes[task] * len(seeds)) for i, task in jobs}
     context = get_context("spawn")
-    with context.Manager() as manager, live({j: (labels[j], sizes[j[1]] * len(seeds)) for j in jobs}) as shown:
-        queue = manager.Queue()
-        # Each worker has a core to itself: XLA and BLAS would otherwise fight over all of them.
-        with ProcessPoolExecutor(max(1, min(os.cpu_count() or 1, len(jobs))), context, _one_thread) as pool:
-            waiting: dict[Future[Result], Any] = {
-                pool.submit(_work, i, task, sizes[task], seeds, queue): (i, task) for i, task in jobs
-            }
-            results: dict[Any, Result] = {}
-            try:
-                while waiting:
-                    finished, _ = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
-                    _drain(queue, shown)
-                    for future in finished:
-                        job = waiting.pop(future)
-                        results[job] = future.result()
-                        shown.finish(job)
-            except BaseException:
-                for future in waiting:
-                    future.cancel()
-                for process in (pool._processes or {}).values():
-                    process.terminate()
-                raise
+    queue = context.Queue()
+    workers = max(1, min(os.cpu_count() or 1, len(jobs)))
+    with live(bars) as shown, ProcessPoolExecutor(workers, context, _start, (queue,)) as pool:
+        waiting = {pool.submit(_work, job, sizes[job[1]], seeds): job for job in jobs}
+        results: dict[Job, Result] = {}
+        try:
+            while waiting:
+                finished, _ = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
+                _drain(queue, shown)
+                for future in finished:
+                    job = waiting.pop(future)
+                    results[job] = future.result()
+                    shown.finish(job)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in active_children():
+                child.terminate()
+            raise
     return [results[job] for job in jobs]
 
 
-def _one_thread() -> None:
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = "1"
-
-
 def _drain(queue: Any, shown: Any) -> None:
-    while True:
-        try:
+    with suppress(Empty):
+        while True:
             shown.update(*queue.get_nowait())
-        except Empty:
-            return
 
 
 def demo(out: Path, steps: int = STEPS, updates: int = UPDATES, seeds: tuple[int, ...] = SEEDS) -> Path:

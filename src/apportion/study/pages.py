@@ -13,7 +13,15 @@ from apportion.study import family
 from apportion.study.demo import CARTPOLE, CONTESTANTS, LANGUAGE, Result
 from apportion.study.report import Chart, Curve, page, table
 
-HEADER = ("method", "CartPole return", "env steps", "seconds (compiling)", "KL to pi* (nats)", "E[R]", "seconds")
+HEADER = (
+    "method",
+    "CartPole: return",
+    "env steps",
+    "seconds (compiling)",
+    "language: KL to pi*, nats",
+    "E[R]",
+    "seconds",
+)
 
 
 def interval(x: np.ndarray, low: float, high: float) -> tuple[float, float]:
@@ -59,7 +67,7 @@ def show(results: Sequence[Result], seeds: int) -> None:
     for row in rows(results):
         out.add_row(*row)
     console = Console()
-    console.width = max(console.width, 100)
+    console.width = max(console.width, 112)
     console.print(out)
 
 
@@ -84,6 +92,7 @@ def charts(results: Sequence[Result]) -> list[Chart]:
             note=f"Mean return of the episodes that ended lately, actions sampled; 500 is the most. {band}",
             x_title="environment steps",
             y_title="return",
+            top=520.0,
         ),
         _chart(
             results,
@@ -120,16 +129,17 @@ ends elsewhere, and no amount of training brings it to pi*. On CartPole there is
 def demo_page(results: Sequence[Result], seeds: Sequence[int], seconds: float) -> str:
     """The report as one HTML page."""
     drawn = charts(results)
-    caption = (
-        f"Mean of {len(seeds)} seeds [95% interval]. CartPole: 20 episodes of each final policy, most likely actions; "
-        "all seeds in one program. Seconds: all seeds, one core; the language's are the last column."
+    note = (
+        f"Mean of {len(seeds)} seeds [95% interval]. CartPole: 20 episodes of each final policy, most likely actions. "
+        "Seconds: all seeds together, on one core."
     )
     people = [list(family.row(m).values()) for m in METHODS.values()]
     columns = list(family.row(next(iter(METHODS.values()))))
     body = [
         INTRO,
         '<section aria-labelledby="results"><h2 id="results">Results</h2>',
-        table(HEADER, rows(results), caption, swatches=True),
+        f'<p class="note">{note}</p>',
+        table(HEADER, rows(results), "Results", swatches=True),
         "</section>",
         *(chart.html() for chart in drawn),
         '<section aria-labelledby="family"><h2 id="family">The family</h2>',

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,22 +22,22 @@ class _Rate(ProgressColumn):
 class Shown:
     """The bars, one a job."""
 
-    def __init__(self, bars: Progress, jobs: Mapping[Hashable, tuple[str, int]]) -> None:
+    def __init__(self, bars: Progress, jobs: Mapping[Any, tuple[str, int]]) -> None:
         self._bars, self._started = bars, time.perf_counter()
         self._of = dict(jobs)
-        self._ids: dict[Hashable, Any] = {
+        self._ids: dict[Any, Any] = {
             job: bars.add_task(label, total=total, start=False) for job, (label, total) in jobs.items()
         }
-        self._running: set[Hashable] = set()
+        self._running: set[Any] = set()
 
-    def update(self, job: Hashable, done: int, total: int) -> None:
+    def update(self, job: Any, done: int, total: int) -> None:
         """So much of a job is done."""
         if job not in self._running:
             self._running.add(job)
             self._bars.start_task(self._ids[job])
         self._bars.update(self._ids[job], completed=done, total=total)
 
-    def finish(self, job: Hashable) -> None:
+    def finish(self, job: Any) -> None:
         """The job is over."""
         label, total = self._of[job]
         self.update(job, total, total)
@@ -46,7 +46,7 @@ class Shown:
 
 
 @contextmanager
-def live(jobs: Mapping[Hashable, tuple[str, int]]) -> Iterator[Shown]:
+def live(jobs: Mapping[Any, tuple[str, int]]) -> Iterator[Shown]:
     """Show jobs (key -> label, size) until the block ends; the bars go to stderr."""
     columns = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), expand=True) as bars:

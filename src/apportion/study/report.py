@@ -22,7 +22,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves on one pair of axes. note: what is drawn, in a sentence. log: logarithmic y."""
+    """Curves on one pair of axes. note: what is drawn, in a sentence. log: logarithmic y.
+
+    top: where the y axis ends; None fits it to the curves.
+    """
 
     id: str
     title: str
@@ -31,11 +34,12 @@ class Chart:
     y_title: str
     curves: list[Curve]
     log: bool = False
+    top: float | None = None
 
     def html(self) -> str:
         """Heading, place of the drawing, and the last values as a table for who cannot see it."""
         last = [[c.label, f"{c.mean[-1]:.3g}", f"{c.low[-1]:.3g}", f"{c.high[-1]:.3g}"] for c in self.curves]
-        numbers = table(["method", "mean", "lowest", "highest"], last, caption=f"{self.y_title}, at the end")
+        numbers = table(["method", "mean", "lowest", "highest"], last, f"{self.y_title}, at the end")
         return (
             f'<section aria-labelledby="{self.id}-title"><h2 id="{self.id}-title">{escape(self.title)}</h2>'
             f'<p class="note">{escape(self.note)}</p>'
@@ -45,10 +49,11 @@ class Chart:
 
 
 def table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "", kind: str = "", swatches: bool = False
+    header: Sequence[str], rows: Sequence[Sequence[str]], label: str, kind: str = "", swatches: bool = False
 ) -> str:
     """An HTML table in a box that scrolls by itself; the first column heads its row.
 
+    label: what a screen reader calls the box. kind: its CSS class.
     swatches: mark each row with the colour of the curve of the same place.
     """
 
@@ -61,11 +66,9 @@ def table(
         mark = f'<span class="swatch" data-index="{i}"></span>' if swatches else ""
         cells = "".join(f"<td{number(text)}>{escape(text)}</td>" for text in rest)
         body += f'<tr><th scope="row">{mark}{escape(first)}</th>{cells}</tr>'
-    label = escape(caption or "table")
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table class="{kind}">'
-        + (f"<caption>{label}</caption>" if caption else "")
-        + f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}"><table class="{kind}">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
