@@ -1,0 +1,36 @@
+"""Simulators on the host: MuJoCo's tasks on its native batch, and any other Gymnasium id. One interface, `Host`."""
+
+from __future__ import annotations
+
+from apportion.control.hosts.base import NO_LIMIT, Capabilities, Host, Step
+from apportion.control.hosts.tasks import TASKS
+from apportion.core.errors import ApportionError
+
+
+def host(id: str, size: int, threads: int | None = None) -> Host:
+    """M simulations of one task: MuJoCo's native batch for Gymnasium's eleven tasks, else Gymnasium itself.
+
+    Args:
+        id: A Gymnasium id.
+        size: The number of simulations, M.
+        threads: Native threads, None for all CPUs. Gymnasium's environments run one after another whatever it is.
+
+    Raises:
+        UnknownName: When no environment has this id.
+        ApportionError: When the task cannot be made here; the message says what is missing.
+    """
+    for name, value in (("size", size), ("threads", 1 if threads is None else threads)):
+        if not isinstance(value, int) or value < 1:
+            raise ApportionError(f"{name} is {value!r}; it must be a whole number of 1 or more")
+    if id not in TASKS:
+        from apportion.control.hosts.gym import GymHost
+
+        return GymHost(id, size)
+    try:
+        from apportion.control.hosts.mujoco import MujocoHost
+    except ImportError as error:
+        raise ApportionError(f"{id} needs MuJoCo 4 ({error}): pip install 'apportion[mujoco]'") from None
+    return MujocoHost(TASKS[id], size, threads)
+
+
+__all__ = ["NO_LIMIT", "TASKS", "Capabilities", "Host", "Step", "host"]
