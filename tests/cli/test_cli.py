@@ -37,6 +37,13 @@ def ok(*args, **kwargs):
         (["methods", "grpo", "extra"], "unexpected argument 'extra'"),
         (["train", "ppo"], "TASK"),
         (["train", "ppo", "CartPole-v1", "--seed", "x"], "--seed"),
+        (["train", "ppo", "CartPole-v1", "--steps", "2.5"], "invalid whole number of 1 or more value: '2.5'"),
+        (["audit", "ppo", "--group", "0"], "--group"),
+        (["eval", "there-is-no-run"], "there is no folder there-is-no-run"),
+        (["audit", "ppo", "--task", "tooy"], "did you mean 'toy'?"),
+        (["trace", "grpo", "--prompt", "9"], "prompt is 9"),
+        (["train", "rloo", "CartPole-v2"], "did you mean 'CartPole-v1'?"),
+        (["train", "rloo", "CartPole-v1", "--set", "setup.enws=2"], "did you mean 'envs'?"),
         (["train", "pppo", "CartPole-v1"], "did you mean 'ppo'?"),
         (["toy", "figurs"], "did you mean 'figures'?"),
         (["methods", "grpo", "--set", "scal=NoScale()"], "did you mean 'scale'?"),
@@ -155,3 +162,31 @@ def test_an_interrupt_is_one_line_and_130(monkeypatch, capsys):
     monkeypatch.setitem(commands.RUN, "methods", interrupted)
     assert cli.main(["methods"]) == 130
     assert capsys.readouterr().err == "apportion: interrupted\n"
+
+
+def test_audit_prints_lines_and_json():
+    text = ok("audit", "dr_grpo")
+    assert "claim holds" in text
+    report = json.loads(ok("audit", "rloo", "--group", "4", "--json"))
+    assert report["method"] == "rloo"
+    assert report["claim_holds"] is True
+
+
+def test_trace_prints_one_group_from_reward_to_w():
+    text = ok("trace", "dr_grpo", "--task", "toy", "--group", "2")
+    assert "reward" in text
+    assert "gate" in text
+
+
+@pytest.mark.slow
+def test_train_then_evaluate_then_refuse_the_full_folder(tmp_path):
+    out = str(tmp_path / "run")
+    summary = json.loads(ok("train", "rloo", "CartPole-v1", "--steps", "2e3", "--out", out, "--json"))
+    needed = {"return_mean", "env_steps", "wall_seconds", "compile_seconds", "steps_per_second"}
+    assert needed <= set(summary)
+    assert summary["env_steps"] >= 2_000
+    scored = json.loads(ok("eval", out, "--episodes", "3", "--json"))
+    assert scored["episodes"] == 3
+    again = run("train", "rloo", "CartPole-v1", "--steps", "2e3", "--out", out)
+    assert again.returncode == 2
+    assert "--resume" in again.stderr

@@ -96,8 +96,10 @@ def toy(args: Namespace) -> None:
     if args.what != "figures":
         raise UnknownName("toy command", args.what, ["figures"])
     from apportion.audit.figures import figures
+    from apportion.audit.figures.rows import table
 
-    figures(out=Path(args.out))
+    print(table(figures(out=Path(args.out))))
+    print(f"\nplots: {Path(args.out) / 'figures.html'}")
 
 
 def train(args: Namespace) -> None:
@@ -113,7 +115,7 @@ def train(args: Namespace) -> None:
     summary = train_run(
         args.method,
         args.task,
-        steps=None if args.steps is None else int(args.steps),
+        steps=args.steps,
         seed=args.seed,
         out=None if args.out is None else Path(args.out),
         overrides=overrides,
@@ -127,8 +129,6 @@ def evaluate(args: Namespace) -> None:
     """`apportion eval DIR [--episodes N] [--json]`."""
     from apportion.control.run import evaluate_run
 
-    if args.episodes < 1:
-        raise ApportionError(f"--episodes is {args.episodes}; it must be 1 or more")
     _print_summary(evaluate_run(Path(args.dir), episodes=args.episodes), args.json)
 
 

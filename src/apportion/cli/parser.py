@@ -18,6 +18,17 @@ class Parser(argparse.ArgumentParser):
         raise ApportionError(f"{message}; see '{self.prog} --help'")
 
 
+def _count(text: str) -> int:
+    """A whole number of 1 or more; `5e5` is one."""
+    number = float(text)
+    if not (1 <= number < 2**53 and number == int(number)):
+        raise ValueError
+    return int(number)
+
+
+_count.__name__ = "whole number of 1 or more"  # what argparse calls it in its complaint
+
+
 def _method(p: argparse.ArgumentParser, **kwargs: object) -> None:
     p.add_argument("method", metavar="METHOD", help="a name from `apportion methods`", **kwargs)  # type: ignore[arg-type]
 
@@ -51,14 +62,14 @@ def _trace(p: argparse.ArgumentParser) -> None:
     p.add_argument("--task", default="toy", help="toy or toy-eos (default: toy)")
     p.add_argument("--prompt", type=int, default=1, metavar="N", help="which prompt (default: 1)")
     p.add_argument("--seed", type=int, default=0, metavar="S", help="of the draw (default: 0)")
-    p.add_argument("--group", type=int, default=4, metavar="G", help="siblings (default: 4)")
+    p.add_argument("--group", type=_count, default=4, metavar="G", help="siblings (default: 4)")
     _set(p)
 
 
 def _audit(p: argparse.ArgumentParser) -> None:
     _method(p)
     p.add_argument("--task", default="toy", help="toy or toy-eos (default: toy)")
-    p.add_argument("--group", type=int, default=8, metavar="G", help="siblings (default: 8)")
+    p.add_argument("--group", type=_count, default=8, metavar="G", help="siblings (default: 8)")
     _json(p)
     _set(p)
 
@@ -71,7 +82,7 @@ def _toy(p: argparse.ArgumentParser) -> None:
 def _train(p: argparse.ArgumentParser) -> None:
     _method(p)
     p.add_argument("task", metavar="TASK", help="e.g. CartPole-v1")
-    p.add_argument("--steps", type=float, metavar="N", help="environment steps, e.g. 5e5 (default: the task's preset)")
+    p.add_argument("--steps", type=_count, metavar="N", help="environment steps, e.g. 5e5 (default: the task's preset)")
     p.add_argument("--seed", type=int, default=0, metavar="S", help="of everything random (default: 0)")
     p.add_argument("--out", metavar="DIR", help="the run's folder")
     p.add_argument("--resume", action="store_true", help="go on with the run that --out holds")
@@ -81,7 +92,7 @@ def _train(p: argparse.ArgumentParser) -> None:
 
 def _eval(p: argparse.ArgumentParser) -> None:
     p.add_argument("dir", metavar="DIR", help="the folder of a run")
-    p.add_argument("--episodes", type=int, default=20, metavar="N", help="how many (default: 20)")
+    p.add_argument("--episodes", type=_count, default=20, metavar="N", help="how many (default: 20)")
     _json(p)
 
 
