@@ -236,9 +236,7 @@ def test_true_gradient_against_finite_differences(name, beta):
         slopes = [finite_difference(f, logits, direction) for f in (reward, penalty)]
         assert (gradient.reward * direction).sum() == pytest.approx(slopes[0], rel=1e-6, abs=1e-8)
         assert (gradient.kl * direction).sum() == pytest.approx(slopes[1], rel=1e-6, abs=1e-8)
-        assert (gradient.total * direction).sum() == pytest.approx(
-            slopes[0] - beta * slopes[1], rel=1e-6, abs=1e-8
-        )
+        assert (gradient.total * direction).sum() == pytest.approx(slopes[0] - beta * slopes[1], rel=1e-6, abs=1e-8)
 
 
 @each_task
@@ -331,9 +329,7 @@ def test_sampling_is_the_inverse_cumulative_distribution(name):
 @each_task
 def test_a_certain_policy_says_its_greedy_response(name):
     lang = language(name)
-    logits = np.log(np.eye(lang.V) + 1e-300)[
-        np.random.default_rng(2).integers(lang.V, size=(4, lang.prefixes))
-    ]
+    logits = np.log(np.eye(lang.V) + 1e-300)[np.random.default_rng(2).integers(lang.V, size=(4, lang.prefixes))]
     said = policy.greedy(lang, logits)
     assert policy.mass(lang, logits)[np.arange(4), said] == pytest.approx(np.ones(4))
     rows = policy.sample(lang, logits, np.random.default_rng(0), 50)

@@ -203,17 +203,17 @@ class Engine:
     def _rows(self, rollouts: Rollouts, book: Collection) -> tuple[Rows, jax.Array]:
         """Flat rows for the learner, in [N G T] order, and the fraction of trajectories the filter kept."""
         ledger = advantages(self.method, rollouts)
-        mask = rollouts.mask.reshape(-1)
         observed = jnp.moveaxis(book.observation, 0, 1)
         acted = jnp.moveaxis(book.action, 0, 1)
         flat = ledger.map(lambda x: x.reshape(-1))
+        kept = jnp.where(flat.share > 0, 1.0, 0.0)
         rows = Rows(
             observation=observed.reshape(-1, observed.shape[-1]),
             action=acted.reshape(-1, *acted.shape[2:]),
             logq=flat.logq,
             advantage=flat.advantage,
             share=flat.share,
-            weight=mask / jnp.maximum(jnp.sum(mask), 1),
+            weight=kept / jnp.maximum(jnp.sum(kept), 1),
             target=flat.credit,
             old_value=flat.credit if rollouts.value is None else rollouts.value.reshape(-1),
         )

@@ -127,7 +127,8 @@ class Learner:
         log_ratio = frozen - rows.logq
         # One small product instead of a kernel for each mean: at minibatch 256 that is 5% of an update.
         each = jnp.stack([entropy, shut, jnp.exp(log_ratio) - 1 - log_ratio, error / 2])
-        return loss, Signals(*(cuts * (jax.lax.stop_gradient(each) @ rows.weight)), jnp.zeros(()))
+        means = cuts * (jax.lax.stop_gradient(each) @ rows.weight)
+        return loss, Signals(means[0], means[1], means[2], means[3], jnp.zeros(()))
 
     def _value_error(self, parameters: Parameters, rows: Rows, clip: float | None) -> jax.Array:
         """Squared error of the critic, [B], the larger of it and the clipped one when clipping."""

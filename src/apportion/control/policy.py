@@ -23,11 +23,30 @@ ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "swish": jax.nn.swish}
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
+def orthogonal(key: jax.Array, rows: int, columns: int, gain: float) -> jax.Array:
+    """A random matrix [rows columns] with orthonormal rows or columns (whichever are fewer), times gain.
+
+    Gram-Schmidt, each vector twice for rounding, on normal draws. `jax.nn.initializers.orthogonal` calls LAPACK, which
+    under `vmap` waits inside XLA's CPU thread pool for a task of the same pool: with two cores it never returns.
+    """
+    count, length = min(rows, columns), max(rows, columns)
+    draws = jax.random.normal(key, (count, length), jnp.float32)
+
+    def add(i: jax.Array, basis: jax.Array) -> jax.Array:
+        vector = draws[i]
+        for _ in range(2):
+            vector = vector - (basis @ vector) @ basis
+        return basis.at[i].set(vector / jnp.linalg.norm(vector))
+
+    basis = jax.lax.fori_loop(0, count, add, jnp.zeros_like(draws))
+    return gain * (basis if rows <= columns else basis.T)
+
+
 def _mlp_init(key: jax.Array, sizes: tuple[int, ...], gain: float) -> list[dict[str, jax.Array]]:
     keys = jax.random.split(key, len(sizes) - 1)
     gains = [math.sqrt(2)] * (len(sizes) - 2) + [gain]
     return [
-        {"w": jax.nn.initializers.orthogonal(g)(k, (o, i), jnp.float32), "b": jnp.zeros((o, 1), jnp.float32)}
+        {"w": orthogonal(k, o, i, g), "b": jnp.zeros((o, 1), jnp.float32)}
         for k, i, o, g in zip(keys, sizes[:-1], sizes[1:], gains, strict=True)
     ]
 

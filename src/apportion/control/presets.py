@@ -76,7 +76,8 @@ def set_setup(setup: Setup, path: str, value: Any) -> Setup:
     field = path.partition(".")[2]
     if field not in known:
         raise UnknownName("field of setup", field, known)
-    return dataclasses.replace(setup, **{field: tuple(value) if isinstance(value, list) else value})
+    change: dict[str, Any] = {field: tuple(value) if isinstance(value, list) else value}
+    return dataclasses.replace(setup, **change)
 
 
 def _at(part: Any, path: str) -> Any:

@@ -25,15 +25,20 @@ class InvalidData(ApportionError):
 class UnknownName(ApportionError):
     """A name that does not exist, with the nearest one that does.
 
-    >>> raise UnknownName("method", "gpro", ["grpo", "ppo"])
+    >>> raise UnknownName("method", "gpro", ["grpo", "gspo", "ppo"])
     Traceback (most recent call last):
     ...
-    apportion.core.errors.UnknownName: unknown method 'gpro'; did you mean 'grpo'? Known: grpo, ppo
+    apportion.core.errors.UnknownName: unknown method 'gpro'; did you mean 'grpo'? Known: grpo, gspo, ppo
     """
 
     def __init__(self, kind: str, name: str, known: Iterable[str]):
         names = sorted(str(k) for k in known)
         folded = {k.lower(): k for k in names}
-        near = difflib.get_close_matches(str(name).lower(), list(folded), n=1, cutoff=0.4)
+        word = str(name).lower()
+        # Of equally close names, the one with the same letters: swapped letters are the commonest slip.
+        near = sorted(
+            difflib.get_close_matches(word, list(folded), n=5, cutoff=0.4),
+            key=lambda k: (sorted(k) == sorted(word), difflib.SequenceMatcher(None, k, word).ratio()),
+        )[-1:]
         hint = f"; did you mean '{folded[near[0]]}'?" if near else "."
         super().__init__(f"unknown {kind} '{name}'{hint} Known: {', '.join(names)}")

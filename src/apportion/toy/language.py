@@ -130,9 +130,7 @@ def _prefixes(tokens: np.ndarray, mask: np.ndarray, branching: int) -> tuple[np.
     return np.where(mask > 0, index, 0), levels
 
 
-def _children(
-    tokens: np.ndarray, prefix: np.ndarray, length: np.ndarray, shape: tuple[int, int]
-) -> np.ndarray:
+def _children(tokens: np.ndarray, prefix: np.ndarray, length: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
     """Where each token leads from each prefix [K, V]: the next prefix, or `~s` for a completed response s."""
     child = np.zeros(shape, dtype=np.int64)
     S, L = tokens.shape
