@@ -56,6 +56,7 @@ def speed_ours() -> dict[str, Any]:
     """Environment steps per second of our PPO at Rejax's default sizes."""
     import jax
 
+    from apportion.control.cache import COMPILER_OPTIONS
     from apportion.control.engine import Engine, Setup
     from apportion.control.simulators import simulator
     from apportion.core.catalogue import ppo
@@ -69,7 +70,7 @@ def speed_ours() -> dict[str, Any]:
     )
     engine = Engine(method, simulator("CartPole-v1"), Setup(envs=ENVS, activation="swish"), SPEED_STEPS)
     state = engine.init(0)
-    compiling, program = _timed(lambda: jax.jit(engine.iterate).lower(state).compile())
+    compiling, program = _timed(lambda: jax.jit(engine.iterate).lower(state).compile(COMPILER_OPTIONS))
     state, _ = program(state)
     began = time.perf_counter()
     for _ in range(SPEED_STEPS // (ENVS * STEPS)):
@@ -97,6 +98,7 @@ def solve_ours(seeds: int) -> dict[str, Any]:
     """Steps and training seconds until solved, our preset."""
     import jax
 
+    from apportion.control.cache import COMPILER_OPTIONS
     from apportion.control.engine import Engine
     from apportion.control.evaluate import evaluate
     from apportion.control.presets import resolve
@@ -104,11 +106,14 @@ def solve_ours(seeds: int) -> dict[str, Any]:
 
     method, setup, steps = resolve("ppo", "CartPole-v1")
     engine = Engine(method, simulator("CartPole-v1"), setup, steps)
-    compiling, program = _timed(lambda: jax.jit(engine.iterate).lower(engine.init(0)).compile())
-    evaluate(engine, engine.init(0).parameters, 20, 0)
+    began = time.perf_counter()
+    start = jax.jit(engine.init).lower(0).compile(COMPILER_OPTIONS)
+    program = jax.jit(engine.iterate).lower(start(0)).compile(COMPILER_OPTIONS)
+    compiling = time.perf_counter() - began
+    evaluate(engine, start(0).parameters, 20, 0)
     runs = []
     for seed in range(seeds):
-        state, spent, at, due, solved = engine.init(seed), 0.0, 0, EVERY, False
+        state, spent, at, due, solved = start(seed), 0.0, 0, EVERY, False
         while at < steps and not solved:
             seconds, (state, _) = _timed(program, state)
             spent, at = spent + seconds, int(state.env_steps)
@@ -156,13 +161,10 @@ def solve_rejax(seeds: int, ours: bool) -> dict[str, Any]:
 
 def solve_sb3(seeds: int) -> dict[str, Any]:
     """Steps and training seconds until solved, Stable-Baselines3 PPO at rl-baselines3-zoo's tuned settings."""
-    import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.evaluation import evaluate_policy
-
-    torch.set_num_threads(1)
 
     class Watch(BaseCallback):
         due, solved, paused = EVERY, None, 0.0

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from apportion.control import checkpoint
-from apportion.control.cache import enable
+from apportion.control.cache import COMPILER_OPTIONS, enable
 from apportion.control.collect import Finished
 from apportion.control.engine import Engine, Metrics, Setup, TrainState
 from apportion.control.evaluate import EPISODES, Evaluation, TrainedPolicy, evaluate, evaluate_policy
@@ -132,11 +132,11 @@ class Loop:
         start = jax.jit(first).trace(jax.ShapeDtypeStruct(self.shape, np.uint32))
         template: Carry = start.out_info
         if restore is None:
-            self.carry: Carry = start.lower().compile()(np.asarray(seeds, np.uint32))
+            self.carry: Carry = start.lower().compile(COMPILER_OPTIONS)(np.asarray(seeds, np.uint32))
         else:
             self.carry = restore(template)
         until, most = jax.ShapeDtypeStruct(self.shape, np.int32), jax.ShapeDtypeStruct((), np.int32)
-        self._step = jax.jit(step).lower(template, until, most).compile()
+        self._step = jax.jit(step).lower(template, until, most).compile(COMPILER_OPTIONS)
         self.compile_seconds = time.perf_counter() - started
 
     @property

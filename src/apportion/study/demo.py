@@ -136,9 +136,6 @@ def _start(queue: Any) -> None:
     _queue = queue
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
-    # jaxlib's QR (the networks' initialisation) waits inside XLA's thread pool for tasks of the same pool; with only a
-    # thread a core, as many QRs at once wait for ever. Idle threads cost nothing.
-    os.environ.setdefault("NPROC", "32")
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
 
