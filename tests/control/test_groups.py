@@ -8,6 +8,7 @@ from worlds import small
 
 from apportion.control import Engine, Setup, engine, simulator
 from apportion.control.collect import episodes, segment, start_stream
+from apportion.control.train import prepare
 
 GROUPS = 4
 
@@ -98,3 +99,27 @@ def test_a_stream_goes_on_where_it_stopped():
     assert bool(book.truncated[-1].all())
     assert np.array_equal(stream.clock, [0, 0, 0])
     assert float(finished.total) == -600.0
+
+
+def test_dynamic_sampling_draws_again_and_counts_every_step() -> None:
+    """DAPO refills dropped groups up to its cap; the throw-away draws are paid for."""
+    few = prepare("dapo", "MountainCar-v0", 10_000, {"setup.envs": 2, "sampler.group": 3})
+    many = prepare(
+        "dapo", "MountainCar-v0", 10_000, {"setup.envs": 2, "sampler.group": 3, "sampler.keep.max_batches": 3}
+    )
+    # At the start nobody reaches the flag: every return is -200, and no group ever speaks.
+    once, _ = jax.jit(few.iterate)(few.init(0))
+    thrice, metrics = jax.jit(many.iterate)(many.init(0))
+    assert (int(once.env_steps), int(thrice.env_steps)) == (6 * 200, 3 * 6 * 200)
+    assert int(metrics.finished.episodes) == 18
+    assert float(metrics.kept) == 0.0
+    np.testing.assert_array_equal(thrice.parameters, many.init(0).parameters)
+
+
+def test_dynamic_sampling_keeps_groups_that_speak() -> None:
+    """Only silent groups are replaced; on CartPole the first draw already speaks."""
+    engine = prepare("dapo", "CartPole-v1", 10_000, {"sampler.keep.max_batches": 4})
+    single = prepare("dapo", "CartPole-v1", 10_000)
+    after, _ = jax.jit(engine.iterate)(engine.init(3))
+    alone, _ = jax.jit(single.iterate)(single.init(3))
+    np.testing.assert_array_equal(after.parameters, alone.parameters)

@@ -16,7 +16,7 @@ from apportion.control.policy import ACTIVATIONS, Parameters, Policy, policy_for
 from apportion.control.simulators import Simulator
 from apportion.core.errors import ApportionError, InvalidMethod, UnknownName
 from apportion.core.method import Method
-from apportion.core.parts import NoKL, PairLogistic
+from apportion.core.parts import KeepMixed, NoKL, PairLogistic
 from apportion.core.rollouts import Rollouts
 from apportion.core.update import Adam
 from apportion.core.weigh import advantages
@@ -65,6 +65,13 @@ class Metrics(NamedTuple):
     explained_variance: jax.Array
     kept: jax.Array
     learning_rate: jax.Array
+
+
+class Drawn(NamedTuple):
+    """Whole episodes and the environment steps they took, thrown-away draws included."""
+
+    book: Collection
+    steps: jax.Array
 
 
 @dataclass(frozen=True)
@@ -161,30 +168,71 @@ class Engine:
         return flat, opt, stream, jnp.int32(self.batch), metrics
 
     def _episodes(self, state: TrainState, collect_key: jax.Array, learn_key: jax.Array) -> Any:
-        sampler = self.method.sampler
-        groups, siblings = self.setup.envs, sampler.group
-        width = siblings + sampler.greedy
-        start_key, act_key = jax.random.split(collect_key)
-        shared = sampler.start == "reset"
-        count = groups if shared else groups * width
-        starts = jax.vmap(self.simulator.reset)(jax.random.split(start_key, count))
-        starts = jnp.repeat(starts, width if shared else 1, axis=0)
-        greedy = jnp.arange(groups * width) % width == siblings
+        groups, siblings = self.setup.envs, self.method.sampler.group
         parameters = self.parameters(state)
-        everything = episodes(
-            self.simulator, self.policy, parameters, starts, act_key, greedy, self.horizon, sampler.temperature
-        )
-        greedy_return, book = split_greedy(everything, groups, width, sampler.greedy)
+        everything, finished = self._filled(parameters, collect_key)
+        width = siblings + self.method.sampler.greedy
+        greedy_return, book = split_greedy(everything.book, groups, width, self.method.sampler.greedy)
         value, next_value = self._values(parameters, book)
         rollouts = grouped(book, (groups, siblings), value, next_value, self.simulator.horizon, greedy_return)
         rows, kept = self._rows(rollouts, book)
         rate = self._rate(state)
         valid = (rows.share > 0).reshape(rollouts.mask.shape)
         flat, opt, signals = self.learner.ragged(state.parameters, state.optimiser, rows, valid, learn_key, rate)
-        lengths, returns = jnp.sum(rollouts.mask, -1), jnp.sum(rollouts.reward, -1)
-        finished = Finished(jnp.int32(groups * siblings), jnp.sum(returns), jnp.sum(lengths))
         metrics = Metrics(finished, signals, explained_variance(rows, rollouts), kept, rate)
-        return flat, opt, None, jnp.sum(everything.mask, dtype=jnp.int32), metrics
+        return flat, opt, None, everything.steps, metrics
+
+    def _draw(self, parameters: Parameters, key: jax.Array) -> Drawn:
+        """N groups of G siblings (and the greedy companion, last of each group), whole episodes."""
+        sampler = self.method.sampler
+        width = sampler.group + sampler.greedy
+        size = self.setup.envs * width
+        start_key, act_key = jax.random.split(key)
+        shared = sampler.start == "reset"
+        starts = jax.vmap(self.simulator.reset)(jax.random.split(start_key, self.setup.envs if shared else size))
+        starts = jnp.repeat(starts, width if shared else 1, axis=0)
+        greedy = jnp.arange(size) % width == sampler.group
+        temperature = sampler.temperature
+        book = episodes(self.simulator, self.policy, parameters, starts, act_key, greedy, self.horizon, temperature)
+        return Drawn(book, jnp.sum(book.mask, dtype=jnp.int32))
+
+    def _filled(self, parameters: Parameters, key: jax.Array) -> tuple[Drawn, Finished]:
+        """A collection and the episodes that ended in it; with dynamic sampling, drawn again until every group speaks.
+
+        A group that the filter drops is replaced by the group in its place of the next draw, up to `max_batches`
+        draws. All steps are counted, and the returns reported are those of every draw, not of the groups kept.
+        """
+        sampler = self.method.sampler
+        drawn = self._draw(parameters, key)
+        if not isinstance(sampler.keep, KeepMixed) or sampler.keep.max_batches == 1:
+            return drawn, self._ended(drawn.book)
+        keep, most, width = sampler.keep, sampler.keep.max_batches, sampler.group + sampler.greedy
+
+        def speaks(book: Collection) -> jax.Array:
+            _, siblings = split_greedy(book, self.setup.envs, width, sampler.greedy)
+            rollouts = grouped(siblings, (self.setup.envs, sampler.group), None, None, self.simulator.horizon)
+            return jnp.repeat(jnp.any(keep(rollouts) > 0, axis=1), width)
+
+        def again(at: tuple[jax.Array, Drawn, Finished]) -> tuple[jax.Array, Drawn, Finished]:
+            tries, have, ended = at
+            new = self._draw(parameters, jax.random.fold_in(key, tries))
+            fixed = speaks(have.book)
+            book = jax.tree.map(
+                lambda old, x: jnp.where(fixed.reshape(1, -1, *(1 for _ in x.shape[2:])), old, x), have.book, new.book
+            )
+            total = jax.tree.map(jnp.add, ended, self._ended(new.book))
+            return tries + 1, Drawn(book, have.steps + new.steps), total
+
+        start = (jnp.int32(1), drawn, self._ended(drawn.book))
+        going = lambda at: (at[0] < most) & ~jnp.all(speaks(at[1].book))  # noqa: E731
+        return jax.lax.while_loop(going, again, start)[1:]
+
+    def _ended(self, book: Collection) -> Finished:
+        """Episodes of a draw, greedy companions left out."""
+        sampler = self.method.sampler
+        _, book = split_greedy(book, self.setup.envs, sampler.group + sampler.greedy, sampler.greedy)
+        count = jnp.int32(self.setup.envs * sampler.group)
+        return Finished(count, jnp.sum(book.reward), jnp.sum(book.mask, dtype=jnp.int32))
 
     def _values(self, parameters: Parameters, book: Collection) -> tuple[jax.Array | None, jax.Array | None]:
         """Critic's values [T M] of each state and of the true next one."""
