@@ -9,6 +9,7 @@ import time
 import pytest
 
 from apportion import cli
+from apportion.audit.figures import Row
 from apportion.cli import commands
 from apportion.core.catalogue import METHODS
 
@@ -37,12 +38,12 @@ def ok(*args, **kwargs):
         (["methods", "grpo", "extra"], "unexpected argument 'extra'"),
         (["train", "ppo"], "TASK"),
         (["train", "ppo", "CartPole-v1", "--seed", "x"], "--seed"),
-        (["train", "ppo", "CartPole-v1", "--steps", "2.5"], "invalid whole number of 1 or more value: '2.5'"),
+        (["train", "ppo", "CartPole-v1", "--steps", "2.5"], "'2.5' is not a whole number of 1 or more"),
         (["audit", "ppo", "--group", "0"], "--group"),
         (["eval", "there-is-no-run"], "there is no folder there-is-no-run"),
         (["audit", "ppo", "--task", "tooy"], "did you mean 'toy'?"),
         (["trace", "grpo", "--prompt", "9"], "prompt is 9"),
-        (["train", "rloo", "CartPole-v2"], "did you mean 'CartPole-v1'?"),
+        (["train", "rloo", "CartPole-v2"], "unknown task 'CartPole-v2'; did you mean 'CartPole-v1'?"),
         (["train", "rloo", "CartPole-v1", "--set", "setup.enws=2"], "did you mean 'envs'?"),
         (["train", "pppo", "CartPole-v1"], "did you mean 'ppo'?"),
         (["toy", "figurs"], "did you mean 'figures'?"),
@@ -53,6 +54,15 @@ def ok(*args, **kwargs):
         (["methods", "grpo", "--set", "trust=Clip(hihg=0.3)"], "did you mean 'high'?"),
         (["methods", "grpo", "--set", "trust=Clip(0.1, 0.1, 3, 4)"], "Clip takes low, high, dual"),
         (["methods", "grpo", "--set", "trust.low=wide"], "trust.low is 'wide'"),
+        (["methods", "grpo", "--set", "update.b1=wide"], "update.b1 is 'wide'; it must be a finite number"),
+        (["methods", "grpo", "--set", "update.learning_rate=1e999"], "update.learning_rate is inf"),
+        (["methods", "grpo", "--set", "sampler.greedy=3"], "sampler.greedy is 3; it must be True or False"),
+        (["methods", "grpo", "--set", "claim.kind=true"], "claim.kind is 'true'; it must be 'unbiased' or"),
+        (["methods", "grpo", "--set", "name=mine"], "unknown part of grpo 'name'"),
+        (["audit", "grpo", "--group", "1e9"], "at most 128 siblings"),
+        (["trace", "grpo", "--seed", "-1"], "seed is -1"),
+        (["toy", "figures", "--out", "/proc/nowhere"], "cannot write /proc/nowhere"),
+        (["demo", "--out", "/proc/nowhere"], "cannot write /proc/nowhere"),
         (["methods", "grpo", "--set", "trust.low=2"], "Clip.low is 2"),
         (["methods", "grpo", "--set", "sampler.group=1"], "set sampler.group to 2 or more"),
         (["methods", "grpo", "--set", "sampler.group"], "PART.FIELD=VALUE"),
@@ -170,6 +180,15 @@ def test_audit_prints_lines_and_json():
     report = json.loads(ok("audit", "rloo", "--group", "4", "--json"))
     assert report["method"] == "rloo"
     assert report["claim_holds"] is True
+
+
+@pytest.mark.parametrize(("ours", "code"), [(1.0, 0), (2.0, 1)], ids=["within", "out"])
+def test_figures_print_their_table_and_fail_when_a_row_is_out(ours, code, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("apportion.audit.figures.figures", lambda out: [Row(1, "zero signal", 1.0, ours, 0.1)])
+    assert cli.main(["toy", "figures", "--out", str(tmp_path / "new")]) == code
+    text = capsys.readouterr().out
+    assert "zero signal" in text
+    assert f"{1 - code} of 1 compared rows within tolerance" in text
 
 
 def test_trace_prints_one_group_from_reward_to_w():

@@ -52,6 +52,11 @@ PAIR, EIGHT, CRITIC = Sampler(group=2), Sampler(group=8), Sampler(values="critic
 
 REFUSED = {
     "leave-one-out alone": ({"baseline": LeaveOneOut()}, "set sampler.group to 2 or more"),
+    "a word for a number": ({"update": Adam(b1="x")}, "update.b1 is 'x'; it must be a finite number"),
+    "a fraction of a decision": (
+        {"sampler": Sampler(horizon=1.5)},
+        "sampler.horizon is 1.5; it must be a whole number or None",
+    ),
     "group mean alone": ({"baseline": GroupMean()}, "GroupMean compares siblings, but the group size is 1"),
     "sibling mean alone": ({"baseline": SiblingMean()}, "SiblingMean compares siblings"),
     "group spread alone": ({"scale": GroupStd()}, "GroupStd compares siblings"),

@@ -24,6 +24,9 @@ from apportion.toy import policy
 from apportion.toy.language import Language
 from apportion.toy.train import anchor, next_values
 
+MOST_SIBLINGS = 128
+"""Largest group that is audited: the books grow with its square."""
+
 
 @dataclass(frozen=True, eq=False)
 class Tables:
@@ -108,9 +111,12 @@ def quietly(method: Method, **changes: Any) -> Method:
 def prepare(method: Method, group: int | None) -> Method:
     """The method as it is audited: `group` siblings, and spreads over a whole population (no ddof to correct for).
 
-    Raises InvalidMethod for a group too small for its parts, and ApportionError for what the language cannot say.
+    Raises InvalidMethod for a group too small for its parts, and ApportionError for one too large to enumerate and
+    for what the language cannot say.
     """
     s = method.sampler
+    if (siblings := s.group if group is None else group) > MOST_SIBLINGS:
+        raise ApportionError(f"the group size is {siblings}; the audit takes at most {MOST_SIBLINGS} siblings")
     if s.temperature != 1.0:
         raise ApportionError(
             f"sampler.temperature is {s.temperature}; the audit measures the policy that is sampled: set it to 1"

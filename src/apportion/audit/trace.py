@@ -23,12 +23,14 @@ def trace(method: Method, task: str = "toy", prompt: int = 1, seed: int = 0, gro
     The group is drawn from the reference policy, at which the ratio is 1; a method that takes responses singly
     shows `group` groups of one. Values, if any, are exact.
 
-    Raises UnknownName for a task, ApportionError for a prompt that it does not have, InvalidMethod for a group too
-    small for the parts.
+    Raises UnknownName for a task, ApportionError for a prompt that it does not have or a negative seed, InvalidMethod
+    for a group too small for the parts.
     """
     language = load(task)
     if not 0 <= prompt < language.prompts:
         raise ApportionError(f"prompt is {prompt}; {task} has prompts 0 to {language.prompts - 1}")
+    if seed < 0:
+        raise ApportionError(f"seed is {seed}; it must be a whole number of 0 or more")
     single = method.sampler.group == 1
     # The group shown is no population: its own spread stays as the method says it.
     method = quietly(prepare(method, None if single else group), scale=method.scale)

@@ -17,13 +17,13 @@ def _warn(message: Any, category: Any, filename: str, lineno: int, file: Any = N
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0, 2 for bad input, 130 when interrupted."""
+    """Run one command and return its exit code: 0, 1 for figures that differ, 2 for bad input, 130 when interrupted."""
     from apportion.cli import parser
 
     warnings.showwarning = _warn
     try:
         args = parser.parse(list(sys.argv[1:] if argv is None else argv))
-        args.run(args)
+        code = args.run(args)
         sys.stdout.flush()
     except ApportionError as error:
         print(f"apportion: error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -35,4 +35,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (head, less) has gone; keep the interpreter from complaining once more at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    return 0
+    return code or 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
+import os
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,18 @@ from apportion.core.errors import ApportionError, UnknownName
 
 def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
+
+
+def _folder(name: str) -> Path:
+    """The folder to write to, made if need be: before minutes of work, not after them."""
+    path = Path(name)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ApportionError(f"cannot write {path}: {error.strerror}; name another --out") from None
+    if not os.access(path, os.W_OK):
+        raise ApportionError(f"cannot write {path}: permission denied; name another --out")
+    return path
 
 
 def _method(args: Namespace) -> Any:
@@ -91,15 +103,17 @@ def audit(args: Namespace) -> None:
         print(report.lines())
 
 
-def toy(args: Namespace) -> None:
-    """`apportion toy figures [--out DIR]`."""
+def toy(args: Namespace) -> int:
+    """`apportion toy figures [--out DIR]`; 1 if a row is out of tolerance."""
     if args.what != "figures":
         raise UnknownName("toy command", args.what, ["figures"])
-    from apportion.audit.figures import figures
-    from apportion.audit.figures.rows import table
+    from apportion.audit.figures import figures, passed, table
 
-    print(table(figures(out=Path(args.out))))
-    print(f"\nplots: {Path(args.out) / 'figures.html'}")
+    out = _folder(args.out)
+    rows = figures(out)
+    print(table(rows))
+    print(f"\nplots: {out / 'figures.html'}")
+    return 0 if passed(rows) else 1
 
 
 def train(args: Namespace) -> None:
@@ -146,8 +160,7 @@ def demo(args: Namespace) -> None:
     """`apportion demo [--out DIR]`."""
     from apportion.study.demo import demo as run
 
-    run(out=Path(args.out))
-    sys.stdout.flush()
+    run(out=_folder(args.out))
 
 
 RUN = {

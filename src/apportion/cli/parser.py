@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import NoReturn
 
 from apportion import __version__
@@ -20,13 +21,13 @@ class Parser(argparse.ArgumentParser):
 
 def _count(text: str) -> int:
     """A whole number of 1 or more; `5e5` is one."""
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
     if not (1 <= number < 2**53 and number == int(number)):
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of 1 or more")
     return int(number)
-
-
-_count.__name__ = "whole number of 1 or more"  # what argparse calls it in its complaint
 
 
 def _method(p: argparse.ArgumentParser, **kwargs: object) -> None:

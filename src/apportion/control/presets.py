@@ -50,7 +50,7 @@ def resolve(method: Method | str, task: str, overrides: Iterable[tuple[str, Any]
     stem = method.name.partition("[")[0]
     base = METHODS.get(stem, method)
     name, claim = method.name, method.claim
-    if method.kl == base.kl:
+    if method.kl == base.kl and method.sampler.feedback != "none":
         method = method.replace(kl=NoKL())
     setup, steps = Setup(), DEFAULT_STEPS
     values = table().get(stem, {}) | table().get(f"{stem}/{task}", {})

@@ -81,8 +81,8 @@ def configuration(engine: Engine, seed: int, overrides: list[tuple[str, Any]]) -
         if f.name not in ("claim", "title", "target", "lineage", "differs", "settings")
     }
     config = {
-        "method": {k: v if isinstance(v, str | float | None) else repr(v) for k, v in method.items()},
         "task": engine.simulator.id,
+        "method": {k: v if isinstance(v, str | float | None) else repr(v) for k, v in method.items()},
         "steps": engine.total_steps,
         "seed": seed,
         "overrides": {path: repr(value) for path, value in overrides},

@@ -39,6 +39,7 @@ from apportion.core.parts import (
     Total,
     Trust,
 )
+from apportion.core.parts.base import check_types
 from apportion.core.sampler import Sampler
 from apportion.core.update import Adam, NaturalGradient, ValueLoss
 
@@ -84,6 +85,7 @@ _FAMILIES: dict[str, type | tuple[type, ...]] = {
     "kl": (KL, NoKL),
     "value_loss": (ValueLoss, type(None)),
     "update": (Adam, NaturalGradient),
+    "claim": Claim,
 }
 W_PARTS = ("credit", "baseline", "scale", "ratio", "trust", "aggregate", "kl")
 
@@ -119,8 +121,11 @@ class Method:
             part = getattr(self, name)
             if not isinstance(part, family):
                 kinds = family if isinstance(family, tuple) else (family,)
-                wanted = " or ".join(k.__name__ for k in kinds)
-                raise InvalidMethod(f"{self.name}.{name} is {part!r}; it must be a {wanted} part")
+                wanted = " or ".join(k.__name__ for k in kinds if k is not type(None))
+                rest = " or None" if type(None) in kinds else ""
+                raise InvalidMethod(f"{self.name}.{name} is {part!r}; it must be a {wanted} part{rest}")
+            if part is not None:
+                check_types(part, f"{self.name}: {name}")
         for bad, why in _conflicts(self):
             if bad:
                 raise InvalidMethod(f"{self.name}: {why}")
@@ -172,7 +177,7 @@ class Method:
         4
         """
         head, _, rest = path.partition(".")
-        known = [f.name for f in dataclasses.fields(self)]
+        known = [*_FAMILIES, "entropy"]
         if head not in known:
             raise UnknownName(f"part of {self.name}", head, known)
         return self.replace(**{head: _set(getattr(self, head), head, rest, value)})
@@ -264,7 +269,7 @@ def _conflicts(m: Method) -> list[tuple[bool, str]]:
             "Process() already subtracts the group's mean step reward; use baseline=NoBaseline()",
         ),
         (
-            not (isinstance(m.entropy, (int, float)) and m.entropy >= 0),
+            not (isinstance(m.entropy, (int, float)) and 0 <= m.entropy < float("inf")),
             f"entropy is {m.entropy!r}; it must be 0 or more (it is a bonus)",
         ),
     ]

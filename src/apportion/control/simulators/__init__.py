@@ -22,7 +22,7 @@ def simulator(id: str) -> Simulator:
     500
     """
     if id not in SIMULATORS:
-        raise UnknownName("simulator", id, SIMULATORS)
+        raise UnknownName("task", id, SIMULATORS)
     return SIMULATORS[id]
 
 
