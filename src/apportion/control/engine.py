@@ -12,13 +12,14 @@ from jax.flatten_util import ravel_pytree
 
 from apportion.control.collect import Collection, Finished, Stream, episodes, segment, start_stream
 from apportion.control.learn import Learner, Rows, Signals, annealed, optimiser
+from apportion.control.natural import natural_update
 from apportion.control.policy import ACTIVATIONS, Parameters, Policy, policy_for
 from apportion.control.simulators import Simulator
 from apportion.core.errors import ApportionError, InvalidMethod, UnknownName
 from apportion.core.method import Method
 from apportion.core.parts import KeepMixed, NoKL, PairLogistic
 from apportion.core.rollouts import Rollouts
-from apportion.core.update import Adam
+from apportion.core.update import NaturalGradient
 from apportion.core.weigh import advantages
 
 
@@ -136,7 +137,6 @@ class Engine:
         """The state before the first iteration."""
         key, net, start = jax.random.split(jax.random.key(seed), 3)
         flat = ravel_pytree(self.policy.init(net))[0]
-        assert isinstance(self.method.update, Adam)
         stream = start_stream(self.simulator, start, self.setup.envs) if self.streams else None
         zero = jnp.zeros((), jnp.int32)
         return TrainState(flat, optimiser(self.method.update).init(flat), stream, key, zero, zero)
@@ -150,7 +150,8 @@ class Engine:
         return following, metrics
 
     def _rate(self, state: TrainState) -> jax.Array:
-        assert isinstance(self.method.update, Adam)
+        if isinstance(self.method.update, NaturalGradient):
+            return jnp.full((), jnp.nan)
         return annealed(self.method.update, state.env_steps / self.total_steps)
 
     def _stream(self, state: TrainState, collect_key: jax.Array, learn_key: jax.Array) -> Any:
@@ -163,7 +164,11 @@ class Engine:
         rollouts = grouped(book, (self.setup.envs, 1), value, next_value, self.simulator.horizon)
         rows, kept = self._rows(rollouts, book)
         rate = self._rate(state)
-        flat, opt, signals = self.learner.even(state.parameters, state.optimiser, rows, learn_key, rate)
+        before = state.parameters, state.optimiser, rows, learn_key
+        if isinstance(self.method.update, NaturalGradient):
+            flat, opt, signals = natural_update(self.learner, *before)
+        else:
+            flat, opt, signals = self.learner.even(*before, rate)
         metrics = Metrics(finished, signals, explained_variance(rows, rollouts), kept, rate)
         return flat, opt, stream, jnp.int32(self.batch), metrics
 
@@ -278,7 +283,12 @@ def _refusals(engine: Engine) -> list[tuple[bool, str]]:
         (foreign, "control learns from the task's reward on the policy's own actions"),
         (sampler.values == "rollouts", "values from fresh rollouts are not offered here; set sampler.values='critic'"),
         (sampler.start == "visited", "groups from visited states are not offered here; set sampler.start='reset'"),
-        (not isinstance(method.update, Adam), f"{type(method.update).__name__} is not offered here; set update=Adam()"),
+        (
+            isinstance(method.update, NaturalGradient)
+            and not (engine.streams and method.value_loss and method.entropy == 0),
+            "the natural gradient runs on a stream with a critic and no entropy bonus; set sampler.start='stream' and "
+            "entropy=0, or update=Adam()",
+        ),
         (
             engine.streams and whole,
             "a stream has no whole trajectories for a greedy companion or a sequence ratio; set sampler.start='reset'",

@@ -17,7 +17,7 @@ import optax
 
 from apportion.control.policy import Parameters, Policy
 from apportion.core.method import Method
-from apportion.core.update import Adam
+from apportion.core.update import Adam, NaturalGradient
 from apportion.core.weigh import Ledger, weights
 
 CHUNK = 2048
@@ -65,8 +65,13 @@ class Signals(NamedTuple):
     grad_norm: jax.Array
 
 
-def optimiser(update: Adam) -> optax.GradientTransformation:
-    """Adam without its learning rate, which is annealed by environment steps and applied by hand."""
+def optimiser(update: Adam | NaturalGradient) -> optax.GradientTransformation:
+    """Adam without its learning rate, which is annealed by environment steps and applied by hand.
+
+    With a natural gradient, the critic's: at Adam's usual constants.
+    """
+    if isinstance(update, NaturalGradient):
+        update = Adam()
     clip = [] if update.max_grad_norm is None else [optax.clip_by_global_norm(update.max_grad_norm)]
     return optax.chain(*clip, optax.scale_by_adam(b1=update.b1, b2=update.b2, eps=update.eps))
 
@@ -156,7 +161,6 @@ class Learner:
 
     def step(self, flat: jax.Array, state: Any, gradient: jax.Array, rate: jax.Array) -> tuple[jax.Array, Any]:
         """One optimiser step along the descent of the loss."""
-        assert isinstance(self.method.update, Adam)
         direction, state = optimiser(self.method.update).update(gradient, state)
         return flat - rate * direction, state
 

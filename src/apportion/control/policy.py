@@ -140,6 +140,16 @@ class Policy:
         entropy = jnp.sum(parameters["log_std"] + math.log(temperature) + 0.5 + _HALF_LOG_2PI)
         return logp, jnp.broadcast_to(entropy, batch)
 
+    def divergence(self, old: Parameters, new: Parameters, observation: jax.Array) -> jax.Array:
+        """KL(old || new) in nats at each observation, ``[...]``; untempered."""
+        was, now = (self._mlp(p["actor"], observation) for p in (old, new))
+        if self.discrete:
+            was, now = jax.nn.log_softmax(was, axis=0), jax.nn.log_softmax(now, axis=0)
+            return jnp.sum(jnp.exp(was) * (was - now), axis=0).reshape(observation.shape[:-1])
+        was_std, now_std = (p["log_std"][:, None] for p in (old, new))
+        spread = jnp.exp(2 * (was_std - now_std)) + ((was - now) * jnp.exp(-now_std)) ** 2
+        return jnp.sum(now_std - was_std + (spread - 1) / 2, axis=0).reshape(observation.shape[:-1])
+
     def _log_prob(self, parameters: Parameters, head: jax.Array, action: jax.Array, temperature: float) -> jax.Array:
         """[B] from head [features, B] and action [B] or [A, B]."""
         if self.discrete:

@@ -134,7 +134,8 @@ def _claim(folder: Path, config: dict[str, Any], resume: bool) -> None:
     if not resume:
         raise ApportionError(f"{folder} already holds a run; go on with it by --resume, or name another --out")
     found = checkpoint.read_config(folder)
-    for path, here, there in differences(config, found):
+    # The task comes first: another task's preset differs in many values, which follow from it.
+    for path, here, there in sorted(differences(config, found), key=lambda d: d[0] != "task"):
         if not path.startswith("versions."):
             raise ApportionError(
                 f"{folder} holds another run: {path} is {there} there and {here} here; "
