@@ -26,8 +26,11 @@ def test_the_methods_page_is_what_the_command_prints():
     assert page.split("<!-- generated -->\n")[1] == printed + "\n", "append the output of apportion methods --markdown"
 
 
-@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
-def test_the_readme_python_runs(code, capsys):
+PAGES = [README, *(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md")))]
+
+
+@pytest.mark.parametrize("code", [c for page in PAGES for c in re.findall(r"```python\n(.*?)```", page, re.DOTALL)])
+def test_the_python_of_readme_and_docs_runs(code, capsys):
     exec(code, {})
     assert capsys.readouterr().out
 
