@@ -49,6 +49,15 @@ def test_the_interval_is_students_and_stays_in_range():
     assert pages.interval(x, 0.0, 3.0) == (0.0, 3.0)
 
 
+def test_the_table_fits_a_narrow_terminal(results, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    pages.show(results, 3)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not any("…" in line for line in lines), "nothing is cut off"
+
+
 def test_the_language_run_reports_every_update():
     seen = []
     result = on_language(CONTESTANTS[2], 20, (0, 1), lambda done, of: seen.append((done, of)))

@@ -142,6 +142,7 @@ def _start(queue: Any) -> None:
 
 def _work(job: Job, steps: int, seeds: tuple[int, ...]) -> Result:
     """One job, in a worker."""
+    _queue.put((job, 0, steps * len(seeds)))
     last = 0.0
 
     def progress(done: int, of: int) -> None:

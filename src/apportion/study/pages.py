@@ -55,19 +55,23 @@ def rows(results: Sequence[Result]) -> list[list[str]]:
 
 
 def show(results: Sequence[Result], seeds: int) -> None:
-    """Print the table."""
+    """Print the table; on a narrow terminal an interval goes below its mean."""
+    from textwrap import fill
+
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    out = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    console = Console(highlight=False)
+    console.width = max(console.width, 80 if console.is_terminal else 112)
+    narrow = console.width < 96
+    mark = "\n[" if narrow else " ["
+    out = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0 if narrow else (0, 1))
     out.title = f"CartPole-v1 and the toy language: mean of {seeds} seeds [95% interval]"
     for i, name in enumerate(HEADER):
-        out.add_column(name, justify="left" if i == 0 else "right", no_wrap=i == 0)
+        out.add_column(fill(name, 14), justify="left" if i == 0 else "right", no_wrap=True)
     for row in rows(results):
-        out.add_row(*row)
-    console = Console()
-    console.width = max(console.width, 112)
+        out.add_row(*(cell.replace(" [", mark) for cell in row))
     console.print(out)
 
 

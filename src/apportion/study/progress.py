@@ -14,7 +14,9 @@ from rich.text import Text
 
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
-        """Steps a second, over the last few updates."""
+        """Steps a second, over the last few updates; that it compiles, before the first."""
+        if task.started and not task.completed:
+            return Text("starting", style="dim", justify="right")
         speed = task.finished_speed or task.speed
         return Text(f"{speed:,.0f}/s" if speed else "", style="dim", justify="right")
 
