@@ -17,7 +17,7 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
 body { max-width: 1100px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } table { border-collapse: collapse; width: 100%; font-size: 13px; }
 th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top; }
-.n { text-align: right; font-variant-numeric: tabular-nums; } tr.OUT td { background: var(--out); }
+.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; } tr.OUT td { background: var(--out); }
 tr.corrected td { background: var(--note); } .plot { margin: 2rem 0; } .scroll { overflow-x: auto; }
 td:nth-child(2), td:nth-child(8) { min-width: 14rem; }
 td:nth-child(6), td:nth-child(7) { white-space: nowrap; }
