@@ -19,8 +19,8 @@ from apportion.audit.tables import Tables, penalty, prepare, returns, tabulate
 from apportion.core.method import Method
 from apportion.core.parts import BatchStd, Constant, PairLogistic, Sum
 from apportion.toy import policy
+from apportion.toy.collect import BETA
 from apportion.toy.language import Language
-from apportion.toy.train import BETA
 
 REPLICATES = 2_000
 """Groups of every prompt drawn where nothing is exact."""

@@ -13,8 +13,9 @@ from apportion.audit.tables import prepare, tabulate
 from apportion.core.method import Method
 from apportion.toy import policy
 from apportion.toy.adam import adam_ascend, adam_start, cosine
+from apportion.toy.collect import BETA, Measures
 from apportion.toy.language import Language
-from apportion.toy.train import BETA, Measures, measure
+from apportion.toy.train import measure
 
 LONG, SHORT = (300, 0.1), (80, 0.3)
 """Steps and rate; the short one too brings exact methods within 1e-4 nats of their optimum."""

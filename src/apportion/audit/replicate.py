@@ -13,7 +13,7 @@ from apportion.core.parts import PairLogistic
 from apportion.core.rollouts import Rollouts
 from apportion.core.weigh import advantages, weights
 from apportion.toy import policy
-from apportion.toy.train import preferences
+from apportion.toy.collect import preferences
 
 BLOCKS = 20
 """Batches of replicates that intervals are taken over."""

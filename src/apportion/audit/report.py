@@ -15,9 +15,10 @@ from apportion.core.errors import ApportionError, UnknownName
 from apportion.core.method import Method
 from apportion.core.parts import KL, PairLogistic
 from apportion.toy import policy as toy
+from apportion.toy.collect import BETA
 from apportion.toy.language import Language
 from apportion.toy.language import language as load
-from apportion.toy.train import BETA, preset
+from apportion.toy.train import preset
 
 EXACT = 1e-9
 """Relative error below which two exact numbers are the same."""

@@ -21,8 +21,8 @@ from apportion.core.parts import GAE, KL, BatchStd, NoKL, RewardToGo, Sum, Total
 from apportion.core.rollouts import Rollouts
 from apportion.core.weigh import advantages, weights
 from apportion.toy import policy
+from apportion.toy.collect import anchor, next_values
 from apportion.toy.language import Language
-from apportion.toy.train import anchor, next_values
 
 MOST_SIBLINGS = 128
 """Largest group that is audited: the books grow with its square."""

@@ -279,8 +279,12 @@ def _refusals(engine: Engine) -> list[tuple[bool, str]]:
     foreign = sampler.proposer != "policy" or sampler.feedback != "reward"
     whole = sampler.greedy or method.ratio.per_sequence
     return [
+        (
+            foreign,
+            "control learns from the task's reward on the policy's own actions; choose another method, or train this "
+            "one on the toy language (apportion.toy.train)",
+        ),
         (reference, "control has no reference policy; set kl=NoKL()"),
-        (foreign, "control learns from the task's reward on the policy's own actions"),
         (sampler.values == "rollouts", "values from fresh rollouts are not offered here; set sampler.values='critic'"),
         (sampler.start == "visited", "groups from visited states are not offered here; set sampler.start='reset'"),
         (
@@ -288,6 +292,12 @@ def _refusals(engine: Engine) -> list[tuple[bool, str]]:
             and not (engine.streams and method.value_loss and method.entropy == 0),
             "the natural gradient runs on a stream with a critic and no entropy bonus; set sampler.start='stream' and "
             "entropy=0, or update=Adam()",
+        ),
+        (
+            not isinstance(method.update, NaturalGradient)
+            and method.value_loss is not None
+            and method.value_loss.learning_rate is not None,
+            "one Adam steps policy and critic together; set value_loss.learning_rate=None",
         ),
         (
             engine.streams and whole,

@@ -8,7 +8,7 @@ often a collection is used; `core.weigh` makes the weights; its update rule take
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,19 +17,15 @@ import numpy as np
 
 from apportion.core.errors import ApportionError
 from apportion.core.method import Method
-from apportion.core.parts import KL, KeepAll, PairLogistic
-from apportion.core.rollouts import Rollouts
+from apportion.core.parts import KL, PairLogistic
 from apportion.core.update import Adam, NaturalGradient, ValueLoss
 from apportion.core.weigh import Ledger, advantages, weights
 from apportion.toy import policy
 from apportion.toy.adam import AdamState, adam_ascend, adam_start, cosine
+from apportion.toy.collect import BETA, Array, Draw, Measures, Run, State, anchor, collect, rollouts_of, take, with_pool
 from apportion.toy.language import Language
 
-BETA = 0.5  # of the optimum pi* that every run is measured against, in reward per nat
-Array = np.ndarray
-Measures = dict[str, float]
 Callback = Callable[[int, int, Measures], None]
-Draw = dict[str, Array]  # a collection: responses `rows` [M, G] drawn for `prompts` [M], and the arrays of its book
 
 
 def preset(method: Method, learning_rate: float = 0.05, beta: float = BETA, anneal: Any = "cosine") -> Method:
@@ -46,24 +42,6 @@ def preset(method: Method, learning_rate: float = 0.05, beta: float = BETA, anne
     if isinstance(method.kl, KL) and method.sampler.feedback != "none":
         changes["kl"] = method.kl.replace(beta=beta)
     return method.replace(**changes)
-
-
-@dataclass(frozen=True, eq=False)
-class State:
-    """All that a run needs to go on as if it had never stopped.
-
-    logits: [N, K, V]. critic: [N, K], the table of values, read by critic methods only. beta: the KL coefficient now (a
-    controller may move it). rng: state of the random generator. short: steps at which the filter's refills ran out.
-    """
-
-    logits: Array
-    adam: AdamState
-    critic: Array
-    beta: float
-    rng: Mapping[str, Any]
-    step: int = 0
-    short: int = 0
-    rows: tuple[Measures, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,18 +62,6 @@ class History:
         return np.array([row[name] for row in self.rows])
 
 
-@dataclass(frozen=True, eq=False)
-class _Run:
-    method: Method
-    language: Language
-    repeat: int
-    steps: int
-    optimum: policy.Tilted
-    anchor: Array
-    pool: Draw | None
-    batch: int
-
-
 def measure(language: Language, logits: Array, optimum: policy.Tilted) -> Measures:
     """Exact means over prompts: KLs in nats, lengths in decisions (nan where no response is correct, or none wrong)."""
     log_p = policy.sequence_log_probs(language, logits)
@@ -106,110 +72,6 @@ def measure(language: Language, logits: Array, optimum: policy.Tilted) -> Measur
         "expected_reward": (np.exp(log_p) * language.reward).sum(axis=-1),
     }
     return {k: float(x.mean()) for k, x in (found | {"length_correct": correct, "length_wrong": wrong}).items()}
-
-
-def anchor(method: Method, language: Language) -> Array:
-    """Logits [N, K, V] that `logref` comes from: the teacher pi* where the task's reward is not read, else pi_ref."""
-    return policy.tilted(language, BETA).logits if method.sampler.feedback == "none" else language.reference
-
-
-def next_values(value: Array) -> Array:
-    """Value of the state after each decision [..., T], from that before it; 0 after the last."""
-    return np.concatenate([value[..., 1:], np.zeros_like(value[..., :1])], axis=-1)
-
-
-def _book(
-    run: _Run, sampler: Array, rows: Array, prompts: Array, reward: Array | None, value: Array | None
-) -> Rollouts:
-    """Rollouts of `rows [M, G]` to `prompts [M]`, drawn from the logits `sampler`; reward None takes the task's."""
-    language, who = run.language, prompts[:, None]
-    if reward is None:
-        reward = language.reward[who, rows] * (run.method.sampler.feedback != "none")
-    paid = np.zeros((*rows.shape, language.L))
-    np.put_along_axis(paid, language.length[rows][..., None] - 1, reward[..., None], axis=-1)
-    best = policy.greedy(language, sampler)[prompts] if run.method.sampler.greedy else None
-    return Rollouts(
-        reward=paid,
-        mask=language.mask[rows] > 0,
-        logq=policy.decision_log_probs(language, sampler, rows, who),
-        logref=policy.decision_log_probs(language, run.anchor, rows, who),
-        value=value,
-        next_value=None if value is None else next_values(value),
-        greedy_return=None if best is None else language.reward[prompts, best],
-        horizon=language.horizon,
-    )
-
-
-def preferences(language: Language, rows: Array, prompts: Array, rng: np.random.Generator) -> Array:
-    """Bradley-Terry labels [M, 2]: the first of a pair is chosen (1) with probability sigmoid(r_1 - r_2)."""
-    r = language.reward[prompts[:, None], rows]
-    first = rng.random(len(rows)) < 1 / (1 + np.exp(r[:, 1] - r[:, 0]))
-    return np.stack([first, ~first], axis=1).astype(float)
-
-
-def _value(run: _Run, state: State, rows: Array, prompts: Array, rng: np.random.Generator):
-    """Values [M, G, T] at the states visited, where the method reads any."""
-    kind, mask = run.method.sampler.values, run.language.mask[rows]
-    at = (prompts[:, None, None], run.language.prefix[rows])
-    if kind != "rollouts":
-        return None if kind == "none" else state.critic[at] * mask
-    # With 0/1 rewards a fresh rollout succeeds with exactly the state's value, so the count is binomial.
-    exact = np.clip(policy.values(run.language, state.logits).state[at], 0.0, 1.0)
-    return rng.binomial(K := run.method.sampler.value_rollouts, exact) / K * mask
-
-
-def _draw(run: _Run, state: State, rng: np.random.Generator) -> Draw:
-    """One batch from the sampler: `repeat` groups of every prompt."""
-    s, language = run.method.sampler, run.language
-    logits = (language.reference if s.proposer == "reference" else state.logits) / s.temperature
-    prompts = np.repeat(np.arange(language.prompts), run.repeat)
-    rows = policy.sample(language, logits, rng, s.group, prompts)
-    reward = preferences(language, rows, prompts, rng) if s.feedback == "preference" else None
-    rollouts = _book(run, logits, rows, prompts, reward, _value(run, state, rows, prompts, rng))
-    arrays = {k: x for k, x in vars(rollouts).items() if isinstance(x, np.ndarray)}
-    return {"rows": rows, "prompts": prompts} | arrays
-
-
-def _take(draw: Draw, index: Array) -> Draw:
-    """Some groups of a collection."""
-    return {k: x[index] for k, x in draw.items()}
-
-
-def _rollouts(run: _Run, draw: Draw) -> Rollouts:
-    """The book of a collection."""
-    arrays: dict[str, Any] = {k: x for k, x in draw.items() if k not in ("rows", "prompts")}
-    return Rollouts(**arrays, horizon=run.language.horizon)
-
-
-def _collect(run: _Run, state: State, rng: np.random.Generator) -> tuple[Draw, bool]:
-    """A collection, and whether the filter left it short of a full batch."""
-    if run.pool is not None:
-        size = len(run.pool["rows"])
-        return _take(run.pool, rng.choice(size, min(run.batch, size), replace=False)), False
-    batches = getattr(run.method.sampler.keep, "max_batches", None)
-    if batches is None:
-        return _draw(run, state, rng), False
-    full, kept = run.repeat * run.language.prompts, dict[str, Array]()
-    for _ in range(batches):
-        draw = _draw(run, state, rng)
-        stays = np.flatnonzero(np.asarray(run.method.sampler.keep(_rollouts(run, draw))).any(axis=1))
-        kept = {k: np.concatenate([kept.get(k, x[:0]), x[stays]])[:full] for k, x in draw.items()}
-        if len(kept["rows"]) == full:
-            break
-    return kept, len(kept["rows"]) < full
-
-
-def _pool(run: _Run, state: State, size: int, seed: int) -> _Run:
-    """The run with a data set drawn once, `size` groups a prompt, after the filter, which then keeps all.
-
-    A filter's weight is the chance to stay. The stream is its own, so that a resumed run finds the same data.
-    """
-    rng = np.random.default_rng([seed, 1])
-    draw = _draw(dataclasses.replace(run, repeat=size), state, rng)
-    kept = run.method.sampler.keep(_rollouts(run, draw))
-    stays = (rng.random(kept.shape) < kept).all(axis=1)
-    fixed = run.method.replace(name=run.method.name, sampler=run.method.sampler.replace(keep=KeepAll()))
-    return dataclasses.replace(run, method=fixed, pool=_take(draw, np.flatnonzero(stays)))
 
 
 def _ascend(update: Adam, logits: Array, g: Array, adam: AdamState, total: int):
@@ -276,10 +138,10 @@ def _cuts(method: Method, draw: Draw, ledger: Ledger, rng: np.random.Generator) 
         ledger = ledger.map(lambda x: x.reshape(-1, 1, x.shape[-1]))
     rows = rng.permutation(len(at["rows"]))
     parts = np.array_split(rows, min(count, len(rows)))
-    return [(_take(at, i), ledger.map(lambda x, i=i: x[i])) for i in parts]  # type: ignore[misc]
+    return [(take(at, i), ledger.map(lambda x, i=i: x[i])) for i in parts]  # type: ignore[misc]
 
 
-def _gradient(run: _Run, logits: Array, at: Draw, ledger: Ledger, beta: float) -> Array:
+def _gradient(run: Run, logits: Array, at: Draw, ledger: Ledger, beta: float) -> Array:
     """The update of one cut, [N, K, V]; with the entropy bonus, if any."""
     language, tau, who = run.language, run.method.sampler.temperature, at["prompts"][:, None]
     logp = policy.decision_log_probs(language, logits / tau, at["rows"], who)
@@ -293,12 +155,12 @@ def _gradient(run: _Run, logits: Array, at: Draw, ledger: Ledger, beta: float) -
     return g
 
 
-def _update(run: _Run, state: State, draw: Draw, rng: np.random.Generator) -> State:
+def _update(run: Run, state: State, draw: Draw, rng: np.random.Generator) -> State:
     """All passes over one collection; none over an empty one. A cut's update is scaled up to the whole."""
     method, rows = run.method, draw["rows"]
     if not rows.size:
         return state
-    ledger = advantages(method, _rollouts(run, draw), state.beta)
+    ledger = advantages(method, rollouts_of(run, draw), state.beta)
     logits, adam, critic, beta = state.logits, state.adam, state.critic, state.beta
     total = run.steps * method.sampler.epochs * method.sampler.minibatches
     for _ in range(method.sampler.epochs):
@@ -318,7 +180,7 @@ def _update(run: _Run, state: State, draw: Draw, rng: np.random.Generator) -> St
     return dataclasses.replace(state, logits=logits, adam=adam, critic=critic, beta=beta)
 
 
-def _gain(run: _Run, at: Draw, ledger: Ledger, moved: Array) -> float:
+def _gain(run: Run, at: Draw, ledger: Ledger, moved: Array) -> float:
     """Surrogate improvement of new logits on a cut."""
     logp = policy.decision_log_probs(run.language, moved, at["rows"], at["prompts"][:, None])
     ratio = run.method.ratio(logp, ledger.logq, ledger.mask)
@@ -371,16 +233,16 @@ def train(
         raise ApportionError(f"pool={pool} but {method.name} samples from the policy; set sampler.proposer='reference'")
     method, repeat = _shape(method, group)
     method.check_horizon(language.horizon)
-    run = _Run(method, language, repeat, steps, policy.tilted(language, BETA), anchor(method, language), None, batch)
+    run = Run(method, language, repeat, steps, policy.tilted(language, BETA), anchor(method, language), None, batch)
     state = begin(method, language, seed) if resume is None else resume
     if pool is not None:
-        run = _pool(run, state, pool, seed)
+        run = with_pool(run, state, pool, seed)
     every = max(steps // 100, 1) if every is None else every
     rng = np.random.default_rng()
     rng.bit_generator.state = state.rng
     state = _note(run, state, every, callback)
     while state.step < (steps if until is None else min(until, steps)):
-        draw, short = _collect(run, state, rng)
+        draw, short = collect(run, state, rng)
         state = dataclasses.replace(_update(run, state, draw, rng), step=state.step + 1, short=state.short + short)
         state = _note(run, state, every, callback)
     state = dataclasses.replace(state, rng=rng.bit_generator.state)
@@ -390,7 +252,7 @@ def train(
     return History(state.rows, state, notes)
 
 
-def _note(run: _Run, state: State, every: int, callback: Callback | None) -> State:
+def _note(run: Run, state: State, every: int, callback: Callback | None) -> State:
     """The state with a new row of measures, where one is due."""
     if (state.step % every and state.step != run.steps) or (state.rows and state.rows[-1]["step"] == state.step):
         return state

@@ -17,7 +17,7 @@ from apportion.audit.figures import exact, runs
 from apportion.audit.figures.page import page
 from apportion.audit.figures.rows import Figure, Row, comma_separated, markdown, table
 from apportion.audit.figures.runs import Job, Results
-from apportion.toy.train import Measures
+from apportion.toy.collect import Measures
 
 __all__ = ["Row", "figures", "jobs", "passed", "reproduce", "table"]
 

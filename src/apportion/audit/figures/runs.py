@@ -29,8 +29,9 @@ from apportion.core.parts import (
 )
 from apportion.core.update import ValueLoss
 from apportion.toy import policy
+from apportion.toy.collect import BETA, Measures
 from apportion.toy.language import Language, language
-from apportion.toy.train import BETA, Measures, preset, train
+from apportion.toy.train import preset, train
 
 SEEDS = 3
 FLOOR = 1e-5
