@@ -37,6 +37,20 @@ def test_a_number_that_is_not_finite_is_refused_by_its_index(seed, field, bad, d
     assert str(refused.value).startswith(f"{field} is {bad} at [n={n}, g={g}, t={t}]; it must be finite there; ")
 
 
+@pytest.mark.parametrize("bad", BAD)
+def test_weighing_refuses_it_too(bad):
+    """Nobody has to remember `check`."""
+    book, method = draw(0), c.dr_grpo
+    ledger = advantages(method, rollouts(book))
+    n, g, t = np.argwhere(book["mask"])[3]
+    book["logp"][n, g, t] = bad
+    with pytest.raises(InvalidData, match=rf"logp is {bad} at \[n={n}, g={g}, t={t}\]"):
+        weights(method, ledger, book["logp"])
+    book["reward"][n, g, t] = bad
+    with pytest.raises(InvalidData, match=rf"reward is {bad} at \[n={n}, g={g}, t={t}\]"):
+        advantages(method, rollouts(book))
+
+
 @given(seed=st.integers(0, 999), bad=st.sampled_from(BAD))
 def test_the_first_of_several_is_named_and_the_greedy_return_too(seed, bad):
     book = draw(seed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, is_lazy_array
 
 from apportion.core.errors import InvalidData
 
@@ -21,6 +21,7 @@ __all__ = [
     "check_finite",
     "divide",
     "exp_finite",
+    "is_lazy_array",
     "reverse_cumulative",
     "reverse_cumulative_max",
     "uniform",
@@ -99,10 +100,10 @@ def uniform(x: Array, valid: Array, axis: Any) -> Array:
 def check_finite(name: str, x: Array, valid: Array, way_out: str) -> None:
     """Refuse a non-finite entry, naming its index on the axes N, G, T. Concrete arrays only (not under `jit`)."""
     xp = array_namespace(x)
-    bad = xp.astype(xp.logical_and(xp.logical_not(xp.isfinite(x)), valid), xp.int32)
-    if not int(xp.max(bad)):
+    bad = xp.logical_and(xp.logical_not(xp.isfinite(x)), valid)
+    if not bool(xp.any(bad)):
         return
-    flat = int(xp.argmax(xp.reshape(bad, (-1,))))
+    flat = int(xp.argmax(xp.reshape(xp.astype(bad, xp.int32), (-1,))))
     index: list[str] = []
     for axis, size in zip(reversed("ngt"[: x.ndim]), reversed(x.shape), strict=True):
         flat, at = divmod(flat, size)

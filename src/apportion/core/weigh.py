@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from apportion.core.arrays import Array, array_namespace, as_float
+from apportion.core.arrays import Array, array_namespace, as_float, check_finite, is_lazy_array
 from apportion.core.errors import InvalidData
 from apportion.core.method import Method
 from apportion.core.parts import GAE, KL, PairLogistic
@@ -52,6 +52,9 @@ def advantages(method: Method, rollouts: Rollouts, beta: float | Array | None = 
 
     beta: the current KL coefficient, when a controller moves it; None takes the method's.
 
+    Raises InvalidData for a field that the method reads and the rollouts lack, and for a non-finite number where it
+    would count (of JAX arrays, whose numbers are not there to read under jit, `Rollouts.check` asks outside of it).
+
     >>> import numpy as np
     >>> from apportion.core.catalogue import dr_grpo, grpo
     >>> r = np.array([[[1.0], [0.0], [0.0], [0.0]]])
@@ -63,6 +66,8 @@ def advantages(method: Method, rollouts: Rollouts, beta: float | Array | None = 
     for name in sorted(needs(method)):
         if getattr(rollouts, name) is None:
             raise InvalidData(f"{method.name} reads {name}, which the rollouts lack; give Rollouts({name}=...)")
+    if not is_lazy_array(rollouts.reward):
+        rollouts.check()
     given, rollouts = rollouts.reward, rollouts.settled()
     kl = xp.zeros_like(given)
     if isinstance(method.kl, KL) and method.kl.place == "reward":
@@ -93,9 +98,11 @@ def weights(method: Method, ledger: Ledger, logp: Array, beta: float | Array | N
 
     logp: log-probability [N G T] under the policy now; its gradient is not taken here. Rows may be any cut of the
     collection that keeps trajectories whole where the ratio needs them whole, pairs whole for DPO; methods with
-    per-decision parts take any shape.
+    per-decision parts take any shape. Raises InvalidData where it is not finite (JAX arrays are not looked at).
     """
     xp = array_namespace(logp)
+    if not is_lazy_array(logp):
+        check_finite("logp", logp, ledger.mask, "mask out what the policy did not decide")
     logp = xp.where(ledger.mask, logp, ledger.logq)
     advantage = ledger.advantage
     ratio = method.ratio(logp, ledger.logq, ledger.mask)
