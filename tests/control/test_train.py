@@ -14,7 +14,8 @@ from apportion import control, methods
 from apportion.control import cache, checkpoint
 from apportion.control.evaluate import interval
 from apportion.control.learn import Learner, optimiser
-from apportion.control.train import Loop, number, prepare
+from apportion.control.loop import Loop, number
+from apportion.control.train import prepare
 from apportion.core.errors import ApportionError, ApportionWarning, InvalidMethod, UnknownName
 from apportion.core.update import Adam
 

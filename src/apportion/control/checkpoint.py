@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from apportion.control.normalise import Moments, Normaliser, statistics
 from apportion.control.policy import Parameters, Policy
 from apportion.core.errors import ApportionError
 
@@ -148,13 +149,21 @@ def restore(path: Path, arrays: dict[str, np.ndarray], template: Any) -> Any:
 
 
 def networks_template(policy: Policy) -> Parameters:
-    """Shapes and dtypes of a policy's parameters."""
+    """Shapes and dtypes of a trained policy's parameters, statistics of observations included."""
+    trained = _trained(policy)
+    if not policy.normalise:
+        return trained
+    row = jax.ShapeDtypeStruct((policy.observation_size,), np.float32)
+    return trained | {"observed": {"mean": row, "scale": row}}
+
+
+def _trained(policy: Policy) -> Parameters:
     return jax.eval_shape(policy.init, jax.eval_shape(lambda: jax.random.key(0)))
 
 
 def unflatten(policy: Policy, flat: Any) -> Parameters:
     """The flat vector [P] of a TrainState as the networks' pytree of NumPy arrays, in `ravel_pytree`'s order."""
-    leaves, structure = jax.tree.flatten(networks_template(policy))
+    leaves, structure = jax.tree.flatten(_trained(policy))
     sizes = [math.prod(leaf.shape) for leaf in leaves]
     parts = np.split(np.asarray(flat), np.cumsum(sizes)[:-1])
     return jax.tree.unflatten(structure, [p.reshape(leaf.shape) for p, leaf in zip(parts, leaves, strict=True)])
@@ -173,11 +182,14 @@ def load_networks(out: Path, policy: Policy, config: dict[str, Any]) -> tuple[di
         raise ApportionError(f"{path} is of task {about.get('task')}, but {out / CONFIG} says {config['task']}")
     if path.name == POLICY:
         return about, restore(path, arrays, networks_template(policy))
-    flat, size = arrays.get("state.parameters"), sum(map(math.prod, _shapes(policy)))
+    flat, size = (
+        arrays.get("state.parameters"),
+        sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(_trained(policy))),
+    )
     if flat is None or flat.shape != (size,):
         raise ApportionError(f"{path} does not fit {out / CONFIG}: it holds no {size:,} parameters")
-    return about, unflatten(policy, flat)
-
-
-def _shapes(policy: Policy) -> list[tuple[int, ...]]:
-    return [leaf.shape for leaf in jax.tree.leaves(networks_template(policy))]
+    networks = unflatten(policy, flat)
+    if policy.normalise:
+        seen = Moments(*(arrays[f"state.normaliser.observation.{name}"] for name in Moments._fields))
+        networks |= statistics(Normaliser(seen, None))
+    return about, networks

@@ -1,4 +1,4 @@
-"""Whole episodes of a trained policy as one jitted program, and the score of a run's folder."""
+"""Whole episodes of a trained policy, as one jitted program where the simulator is one, and a run folder's score."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ import numpy as np
 from apportion.control import checkpoint
 from apportion.control.cache import enable
 from apportion.control.collect import episodes as collect_episodes
-from apportion.control.engine import Engine
+from apportion.control.engine import Plan
+from apportion.control.host_collect import bounded
+from apportion.control.hosts import World, world
 from apportion.control.policy import Parameters, Policy
-from apportion.control.simulators import Simulator, simulator
+from apportion.control.simulators import SIMULATORS, Simulator
 from apportion.core.errors import ApportionError
 
 EPISODES = 20
+LONGEST = 100_000
+"""Decisions after which the evaluation of a task without a time limit stops."""
 _STREAM = 0x0E7A1
 """Folded into the seed, so that no evaluation replays the start states of training."""
 
@@ -85,8 +89,35 @@ def program(simulator: Simulator, policy: Policy, episodes: int, deterministic: 
     return jax.jit(body).lower(parameters, jax.ShapeDtypeStruct((), np.uint32)).compile()
 
 
+def find(id: str) -> Simulator | World:
+    """The jitted simulator of a Gymnasium id, or else its simulations on the host. Raises as `hosts.host` does."""
+    return SIMULATORS[id] if id in SIMULATORS else world(id)
+
+
+def _on_host(
+    world: World, policy: Policy, count: int, deterministic: bool, networks: Parameters, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns [E] and lengths [E]."""
+    host = world.open(count)
+    try:
+        host.reset(None, np.random.SeedSequence([seed, _STREAM]).generate_state(count).tolist())
+        total, length, live = np.zeros(count), np.zeros(count, np.int64), np.ones(count, bool)
+        for t in range(min(world.horizon, LONGEST)):
+            seen = host.observe().astype(np.float32)
+            action = np.asarray(_act(policy, deterministic, networks, seen, np.uint32(seed), np.uint32(t)))
+            step = host.step(bounded(host, action), live)
+            total += step.reward
+            length += live & ~step.broken
+            live = live & ~(step.terminated | step.broken | host.truncated())
+            if not live.any():
+                break
+        return total, length
+    finally:
+        host.close()
+
+
 def evaluate_policy(
-    simulator: Simulator,
+    simulator: Simulator | World,
     policy: Policy,
     parameters: Parameters,
     episodes: int = EPISODES,
@@ -102,14 +133,16 @@ def evaluate_policy(
         raise ApportionError(f"episodes is {episodes}; it must be 1 or more")
     enable()
     actor, parameters = actor_of(policy, parameters)
+    if isinstance(simulator, World):
+        return Evaluation(*_on_host(simulator, actor, episodes, deterministic, parameters, seed))
     returns, lengths = program(simulator, actor, episodes, deterministic)(parameters, np.uint32(seed))
     return Evaluation(np.asarray(returns), np.asarray(lengths))
 
 
 def evaluate(
-    engine: Engine, parameters: Any, episodes: int = EPISODES, seed: int = 0, deterministic: bool = True
+    engine: Plan, parameters: Any, episodes: int = EPISODES, seed: int = 0, deterministic: bool = True
 ) -> Evaluation:
-    """`evaluate_policy` of an engine's policy. parameters: flat [P], as in TrainState."""
+    """`evaluate_policy` of an engine's policy without statistics. parameters: flat [P], as in TrainState."""
     networks = checkpoint.unflatten(engine.policy, parameters)
     return evaluate_policy(engine.simulator, engine.policy, networks, episodes, seed, deterministic)
 
@@ -121,7 +154,7 @@ class TrainedPolicy:
     networks: the parameters as a pytree (see `Policy.init`).
     """
 
-    simulator: Simulator
+    simulator: Simulator | World
     policy: Policy
     networks: Parameters = field(repr=False)
     seed: int = 0
@@ -167,6 +200,6 @@ def evaluate_run(out: str | Path, episodes: int = EPISODES, seed: int = 0) -> di
     config = checkpoint.read_config(out)
     policy = Policy(**config["policy"] | {"hidden": tuple(config["policy"]["hidden"])})
     about, networks = checkpoint.load_networks(out, policy, config)
-    result = evaluate_policy(simulator(config["task"]), policy, networks, episodes, seed)
+    result = evaluate_policy(find(config["task"]), policy, networks, episodes, seed)
     told = {"method": config["method"]["name"], "task": config["task"], "seed": config["seed"]}
     return told | {"env_steps": about["env_steps"]} | result.summary()

@@ -15,11 +15,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from apportion.control.hosts.world import World
 from apportion.control.simulators import Simulator
 
 Parameters = Any
 
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "swish": jax.nn.swish}
+OBSERVED_CLIP = 10.0
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
@@ -59,6 +61,10 @@ class Policy:
     hidden: widths. activation: "tanh", "relu" or "swish". log_std: initial log standard deviation of a
     Gaussian policy (state-independent, learned). Initialisation: orthogonal, heads 0.01 (actor) and 1 (critic),
     after Andrychowicz et al. 2021, section 3.2.
+
+    normalise: whether a trained policy's parameters hold, under "observed", the mean [O] and scale [O] that
+    observations are normalised by (clipped to ±`OBSERVED_CLIP`). They are statistics and not trained: `init` leaves
+    them out, and every function that finds none takes observations as they are.
     """
 
     observation_size: int
@@ -68,6 +74,7 @@ class Policy:
     hidden: tuple[int, ...] = (64, 64)
     activation: str = "tanh"
     log_std: float = 0.0
+    normalise: bool = False
 
     @property
     def discrete(self) -> bool:
@@ -97,9 +104,20 @@ class Policy:
             x = ACTIVATIONS[self.activation](layer["w"] @ x + layer["b"])
         return layers[-1]["w"] @ x + layers[-1]["b"]
 
+    def observed(self, parameters: Parameters, observation: jax.Array) -> jax.Array:
+        """The observation as the networks see it: normalised where the parameters hold statistics."""
+        if "observed" not in parameters:
+            return observation
+        statistics = parameters["observed"]
+        x = (observation - statistics["mean"]) * statistics["scale"]
+        return jnp.clip(x, -OBSERVED_CLIP, OBSERVED_CLIP)
+
+    def _head(self, parameters: Parameters, observation: jax.Array) -> jax.Array:
+        return self._mlp(parameters["actor"], self.observed(parameters, observation))
+
     def value(self, parameters: Parameters, observation: jax.Array) -> jax.Array:
         """Critic's value ``[...]``."""
-        return self._mlp(parameters["critic"], observation).reshape(observation.shape[:-1])
+        return self._mlp(parameters["critic"], self.observed(parameters, observation)).reshape(observation.shape[:-1])
 
     def noise(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         """The randomness that `sample` turns into actions: Gumbel ``[..., actions]`` or normal ``[..., A]``."""
@@ -111,7 +129,7 @@ class Policy:
         self, parameters: Parameters, observation: jax.Array, noise: jax.Array, temperature: float = 1.0
     ) -> tuple[jax.Array, jax.Array]:
         """Action and its log-probability (nats) under the distribution sampled; the action is not clipped."""
-        head, noise = self._mlp(parameters["actor"], observation), noise.reshape(-1, noise.shape[-1]).T
+        head, noise = self._head(parameters, observation), noise.reshape(-1, noise.shape[-1]).T
         if self.discrete:
             action = jnp.argmax(head / temperature + noise, axis=0)
         else:
@@ -122,7 +140,7 @@ class Policy:
 
     def mode(self, parameters: Parameters, observation: jax.Array) -> jax.Array:
         """The most likely action."""
-        head = self._mlp(parameters["actor"], observation)
+        head = self._head(parameters, observation)
         action = jnp.argmax(head, axis=0) if self.discrete else head.T
         return action.reshape(*observation.shape[:-1], *self.action_shape)
 
@@ -131,7 +149,7 @@ class Policy:
     ) -> tuple[jax.Array, jax.Array]:
         """Log-probability and entropy (nats), each ``[...]``; temperature multiplies the spread."""
         batch = observation.shape[:-1]
-        head = self._mlp(parameters["actor"], observation)
+        head = self._head(parameters, observation)
         action = action.reshape(-1, *self.action_shape).T
         logp = self._log_prob(parameters, head, action, temperature).reshape(batch)
         if self.discrete:
@@ -142,7 +160,7 @@ class Policy:
 
     def divergence(self, old: Parameters, new: Parameters, observation: jax.Array) -> jax.Array:
         """KL(old || new) in nats at each observation, ``[...]``; untempered."""
-        was, now = (self._mlp(p["actor"], observation) for p in (old, new))
+        was, now = (self._head(p, observation) for p in (old, new))
         if self.discrete:
             was, now = jax.nn.log_softmax(was, axis=0), jax.nn.log_softmax(now, axis=0)
             return jnp.sum(jnp.exp(was) * (was - now), axis=0).reshape(observation.shape[:-1])
@@ -162,6 +180,6 @@ class Policy:
         return jnp.sum(-0.5 * z**2 - log_std - _HALF_LOG_2PI, axis=0)
 
 
-def policy_for(simulator: Simulator, critic: bool, **shape: Any) -> Policy:
+def policy_for(simulator: Simulator | World, critic: bool, **shape: Any) -> Policy:
     """The policy whose heads fit the simulator's observations and actions."""
     return Policy(simulator.observation_size, simulator.action_count, simulator.action_size, critic, **shape)

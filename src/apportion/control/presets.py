@@ -15,6 +15,7 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from apportion.control.engine import Setup
+from apportion.control.hosts import TASKS
 from apportion.core.catalogue import METHODS
 from apportion.core.catalogue import method as entry
 from apportion.core.errors import UnknownName
@@ -34,8 +35,18 @@ class Resolved(NamedTuple):
 
 @cache
 def table() -> dict[str, dict[str, Any]]:
-    """All presets: "METHOD" for any task and "METHOD/TASK" on top of it; values by path."""
+    """All presets, values by path; `keys` says which apply, in order."""
     return tomllib.loads(resources.files("apportion.control").joinpath("presets.toml").read_text())
+
+
+def keys(stem: str, task: str) -> list[str]:
+    """Names of the presets of a method on a task, later ones on top of earlier ones.
+
+    >>> keys("ppo", "Hopper-v5")
+    ['ppo', '*/mujoco', 'ppo/mujoco', '*/Hopper-v5', 'ppo/Hopper-v5']
+    """
+    families = ["mujoco"] if task in TASKS else []
+    return [stem, *(f"{who}/{where}" for where in (*families, task) for who in ("*", stem))]
 
 
 def resolve(method: Method | str, task: str, overrides: Iterable[tuple[str, Any]] = ()) -> Resolved:
@@ -53,7 +64,9 @@ def resolve(method: Method | str, task: str, overrides: Iterable[tuple[str, Any]
     if method.kl == base.kl and method.sampler.feedback != "none":
         method = method.replace(kl=NoKL())
     setup, steps = Setup(), DEFAULT_STEPS
-    values = table().get(stem, {}) | table().get(f"{stem}/{task}", {})
+    values: dict[str, Any] = {}
+    for key in keys(stem, task):
+        values |= table().get(key, {})
     for path, value in values.items():
         if path == "steps":
             steps = value

@@ -23,9 +23,11 @@ from apportion import __version__
 from apportion.control import checkpoint
 from apportion.control.cache import enable
 from apportion.control.checkpoint import CHECKPOINT, CONFIG, METRICS, POLICY, SUMMARY, TIMING
-from apportion.control.engine import Engine
-from apportion.control.evaluate import evaluate, evaluate_run
-from apportion.control.train import Carry, Loop, Overrides, check_seed, prepare, summarise
+from apportion.control.engine import Engine, Plan
+from apportion.control.evaluate import evaluate_policy, evaluate_run
+from apportion.control.host_engine import HostEngine
+from apportion.control.loop import Carry, Loop
+from apportion.control.train import Overrides, check_seed, prepare, summarise
 from apportion.core.errors import ApportionError, ApportionWarning
 from apportion.core.method import Method
 
@@ -73,7 +75,7 @@ def train_run(
             return session.finish()
 
 
-def configuration(engine: Engine, seed: int, overrides: list[tuple[str, Any]]) -> dict[str, Any]:
+def configuration(engine: Plan, seed: int, overrides: list[tuple[str, Any]]) -> dict[str, Any]:
     """What config.json holds: everything that decides the run, and the versions it was made with."""
     method = {
         f.name: getattr(engine.method, f.name)
@@ -202,7 +204,7 @@ class Lines:
 class Session:
     """One process's part of a run: from its checkpoint, if there is one, to the end."""
 
-    def __init__(self, folder: Path, engine: Engine, seed: int, began: float) -> None:
+    def __init__(self, folder: Path, engine: Engine | HostEngine, seed: int, began: float) -> None:
         self.folder, self.engine, self.seed = folder, engine, seed
         path, about, arrays = folder / CHECKPOINT, {"metrics_bytes": 0, "rows": 0}, None
         if path.exists():
@@ -268,9 +270,9 @@ class Session:
 
     def finish(self) -> dict[str, Any]:
         """Write policy and summary of a run that has reached its steps."""
-        flat, seconds = self.loop.carry.state.parameters, self.seconds
-        self._write(POLICY, checkpoint.unflatten(self.engine.policy, flat))
-        score = evaluate(self.engine, flat, seed=self.seed)
+        networks, seconds = self.engine.networks(self.loop.carry.state), self.seconds
+        self._write(POLICY, networks)
+        score = evaluate_policy(self.engine.simulator, self.engine.policy, networks, seed=self.seed)
         summary = summarise(self.engine, self.seed, self.about, score, seconds, self.compiling)
         summary["out"] = str(self.folder)
         checkpoint.write_json(self.folder / SUMMARY, summary)
@@ -313,7 +315,7 @@ class Interrupt:
 class Display:
     """Progress on standard error: a live bar on a terminal, a line every few seconds elsewhere, nothing when quiet."""
 
-    def __init__(self, engine: Engine, quiet: bool) -> None:
+    def __init__(self, engine: Plan, quiet: bool) -> None:
         self.title, self.total = f"{engine.method.name.partition('[')[0]} {engine.simulator.id}", engine.total_steps
         self.live = not quiet and sys.stderr.isatty()
         self.plain = not quiet and not self.live

@@ -98,7 +98,8 @@ def on_cartpole(who: Contestant, steps: int, seeds: tuple[int, ...], progress: P
     """Train all seeds in one program; the curve is the mean return of the episodes that ended since the last row."""
     from apportion.control.cache import enable
     from apportion.control.evaluate import evaluate
-    from apportion.control.train import Loop, prepare
+    from apportion.control.loop import Loop
+    from apportion.control.train import prepare
 
     enable()
     started = time.perf_counter()

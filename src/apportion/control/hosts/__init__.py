@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import lru_cache, partial
+
 from apportion.control.hosts.base import NO_LIMIT, Capabilities, Host, Step
 from apportion.control.hosts.tasks import TASKS
+from apportion.control.hosts.world import World, world_of
 from apportion.core.errors import ApportionError
 
 
@@ -33,4 +36,10 @@ def host(id: str, size: int, threads: int | None = None) -> Host:
     return MujocoHost(TASKS[id], size, threads)
 
 
-__all__ = ["NO_LIMIT", "TASKS", "Capabilities", "Host", "Step", "host"]
+@lru_cache(maxsize=64)
+def world(id: str) -> World:
+    """A task by its Gymnasium id, before any simulation of it. Raises as `host` does."""
+    return world_of(partial(host, id))
+
+
+__all__ = ["NO_LIMIT", "TASKS", "Capabilities", "Host", "Step", "World", "host", "world", "world_of"]

@@ -59,6 +59,7 @@ class Host(ABC):
         action_low, action_high: Bounds, ``A`` floats each; empty when discrete. Actions beyond them are handed on
             as they are, exactly as Gymnasium does: clip first (the log-probability stays that of the unclipped one).
         horizon: The time limit of Gymnasium's registration, in steps; `NO_LIMIT` without one.
+        row_size: Entries of a snapshot row; 0 where rows are opaque objects, which no file can hold.
         clock: Steps since reset, int64 ``[M]``; part of a snapshot.
         terms: The named parts of the last step's reward, each float64 ``[M]``; they add up to it. Empty where the
             task does not say.
@@ -72,6 +73,7 @@ class Host(ABC):
     action_low: tuple[float, ...]
     action_high: tuple[float, ...]
     horizon: int
+    row_size: int
     clock: Array
     terms: dict[str, Array]
 

@@ -56,7 +56,7 @@ class GymHost(Host):
         self._observation = np.zeros((size, self.observation_size), dtype)
         self.horizon = gymnasium.spec(id).max_episode_steps or NO_LIMIT
         self.clock, self._cut = np.zeros(size, np.int64), np.zeros(size, bool)
-        self.terms = {}
+        self.terms, self.row_size = {}, 0
 
     def _set_actions(self, action: gymnasium.Space[Any]) -> None:
         self.action_count = self.action_size = 0
