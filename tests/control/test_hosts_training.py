@@ -236,6 +236,15 @@ def test_a_time_limit_bootstraps_from_the_true_last_observation():
     assert abs(np.asarray(next_value[4] - value[5])).max() > 1e-3
 
 
+def test_staggered_first_episodes_are_cut_and_not_reported():
+    built = engine("a2c", world_of(Short), setup=Setup(envs=5, hidden=(8,), stagger=True))
+    _, metrics = built.iterate(built.init(0))
+    ends = [np.flatnonzero(column).tolist() for column in built.book.truncated.T]
+    assert ends == [[4, 9], [3, 8], [2, 7], [1, 6, 11], [0, 5, 10]]
+    assert metrics.finished.episodes == sum(map(len, ends)) - 4
+    assert metrics.finished.length == 5 * metrics.finished.episodes
+
+
 def test_actions_are_clipped_and_their_log_probability_is_not():
     built = engine("a2c", world_of(Short), setup=Setup(envs=3, hidden=(8,), log_std=1.0))
     seen, step = [], built.host.step
@@ -389,7 +398,7 @@ def test_what_is_refused(unrepeatable):
         prepare("ppo", "HalfCheeta-v5")
     with pytest.raises(InvalidMethod, match=r"no time limit; set sampler\.horizon"):
         prepare("reinforce_togo", "Endless-v0")
-    with pytest.raises(InvalidMethod, match="without running statistics"):
+    with pytest.raises(InvalidMethod, match=r"setup\.normalise_reward is for simulators outside of jit"):
         prepare("ppo", "CartPole-v1", overrides=[("setup.normalise_reward", True)])
     with pytest.raises(ApportionError, match="one seed"):
         Loop(prepare("ppo", TASK, 100), [0, 1])

@@ -1,4 +1,4 @@
-"""Control: JAX simulators, policies and training.
+"""Control: simulators in JAX and on the host, policies and training.
 
 from apportion import control, methods
 
@@ -8,6 +8,8 @@ run.summary["return_mean"], run.policy.predict(observation)
 
 from apportion.control.engine import Engine, Setup
 from apportion.control.evaluate import Evaluation, TrainedPolicy, evaluate, evaluate_policy
+from apportion.control.host_engine import HostEngine
+from apportion.control.hosts import World, world, world_of
 from apportion.control.run import evaluate_run, train_run
 from apportion.control.simulators import SIMULATORS, Simulator, simulator
 from apportion.control.train import Run, train
@@ -16,14 +18,18 @@ __all__ = [
     "SIMULATORS",
     "Engine",
     "Evaluation",
+    "HostEngine",
     "Run",
     "Setup",
     "Simulator",
     "TrainedPolicy",
+    "World",
     "evaluate",
     "evaluate_policy",
     "evaluate_run",
     "simulator",
     "train",
     "train_run",
+    "world",
+    "world_of",
 ]

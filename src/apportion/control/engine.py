@@ -31,9 +31,10 @@ class Engine(Plan):
     simulator: Simulator
 
     def _refusals(self) -> list[tuple[bool, str]]:
-        normalised = self.setup.normalise_observation or self.setup.normalise_reward
-        why = "the jitted tasks run without running statistics; leave setup.normalise_observation and normalise_reward"
-        return [*refusals(self), (normalised, f"{why} off")]
+        flags = ("normalise_observation", "normalise_reward", "stagger")
+        given = [name for name in flags if getattr(self.setup, name)]
+        why = f"setup.{' and '.join(given)} is for simulators outside of jit; leave it off"
+        return [*refusals(self), (bool(given), why)]
 
     def init(self, seed: int | jax.Array) -> TrainState:
         """The state before the first iteration."""

@@ -24,7 +24,8 @@ Act = Callable[[int, Array], tuple[Array, Array]]
 class HostStream(NamedTuple):
     """Where the simulations stand between segments: snapshot rows [M D], return so far [M], discounted return [M].
 
-    All float64. D is 0 for simulators whose snapshots are objects; they go on where they stand.
+    All float64; the return of an episode that is not reported is nan. D is 0 for simulators whose snapshots are
+    objects; they go on where they stand.
     """
 
     rows: Array
@@ -82,7 +83,8 @@ def segment(
         if book.next_observation.shape[-1] and (t == steps - 1 or done.any()):
             book.next_observation[t] = seen
         if done.any():
-            ended = [ended[0] + over.sum(), ended[1] + total[over].sum(), ended[2] + host.clock[over].sum()]
+            told = over & ~np.isnan(total)
+            ended = [ended[0] + told.sum(), ended[1] + total[told].sum(), ended[2] + host.clock[told].sum()]
             total[done], discounted[done] = 0, 0
             host.reset(done)
             seen = host.observe()

@@ -90,7 +90,11 @@ class HostEngine(Plan):
         state = jax.jit(lambda net, key: self.begin(net, key, None))(start[1], start[0])
         if self.streams:
             self.host.reset(None, np.asarray(jax.random.bits(start[2], (self.size,), jnp.uint32)).tolist())
-            state = state._replace(stream=HostStream(self._rows_now(), np.zeros(self.size), np.zeros(self.size)))
+            total = np.zeros(self.size)
+            if self.setup.stagger and self.simulator.horizon < NO_LIMIT:
+                self.host.clock[:] = np.arange(self.size) * self.simulator.horizon // self.size
+                total[self.host.clock > 0] = np.nan
+            state = state._replace(stream=HostStream(self._rows_now(), total, np.zeros(self.size)))
         return state._replace(normaliser=normaliser)
 
     def _rows_now(self) -> Array:

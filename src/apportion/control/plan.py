@@ -32,7 +32,9 @@ class Setup:
     envs: simulations in a stream, or groups N of a collection of episodes. hidden, activation, log_std: the networks.
     normalise_observation: centre and scale observations by their running statistics, clipped to ±10.
     normalise_reward: divide rewards by the running standard deviation of the discounted return; what is reported
-    stays raw. Both are for simulators outside of jit.
+    stays raw. stagger: cut the first episodes of a stream at times spread over the time limit, so that a segment shows
+    all parts of an episode; those cut short are left out of the reported returns.
+    The last three are for simulators outside of jit.
     """
 
     envs: int = 8
@@ -41,6 +43,7 @@ class Setup:
     log_std: float = 0.0
     normalise_observation: bool = False
     normalise_reward: bool = False
+    stagger: bool = False
 
     def __post_init__(self) -> None:
         if not (isinstance(self.envs, int) and self.envs >= 1):
