@@ -300,7 +300,7 @@ def test_a_loop_restored_in_another_engine_goes_on_bitwise(name, tmp_path):
 
 
 SMALL = [("setup.envs", 4), ("setup.hidden", (8,)), ("sampler.horizon", 16), ("sampler.epochs", 2)]
-GIVEN = {"method": "ppo", "task": "Hopper-v5", "steps": 20_000, "overrides": [*SMALL, ("sampler.minibatches", 2)]}
+GIVEN = {"method": "ppo", "task": "Hopper-v5", "steps": 8_000, "overrides": [*SMALL, ("sampler.minibatches", 2)]}
 KILLED = """
 import sys, jax
 from apportion.control import run
@@ -317,7 +317,7 @@ def test_killed_it_goes_on_bitwise(tmp_path):
         time.sleep(0.005)
     process.kill()
     assert process.wait() == -signal.SIGKILL, "the run was over before it could be killed; make it longer"
-    assert checkpoint.load(file)[1]["env_steps"] < 20_000
+    assert checkpoint.load(file)[1]["env_steps"] < 8_000
     undisturbed = train_run(out=tmp_path / "whole", quiet=True, **GIVEN)
     resumed = train_run(out=tmp_path / "killed", resume=True, quiet=True, **GIVEN)
     for name in (CHECKPOINT, METRICS, POLICY):
