@@ -167,7 +167,7 @@ def _make(id: str) -> Env:
     try:
         return gymnasium.make(id, max_episode_steps=-1, disable_env_checker=True)
     except (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound, gymnasium.error.VersionNotFound):
-        raise UnknownName("environment", id, _newest(gymnasium.registry)) from None
+        raise UnknownName("task", id, _newest(gymnasium.registry)) from None
     except (gymnasium.error.Error, ImportError) as error:
         first = str(error).strip().splitlines()[0]
         raise ApportionError(f"Gymnasium cannot make {id}: {first}") from None
