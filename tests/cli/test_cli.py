@@ -43,6 +43,7 @@ def ok(*args, **kwargs):
         (["eval", "there-is-no-run"], "there is no folder there-is-no-run"),
         (["audit", "ppo", "--task", "tooy"], "did you mean 'toy'?"),
         (["trace", "grpo", "--prompt", "9"], "prompt is 9"),
+        (["train", "rloo", "CartPole"], "unknown task 'CartPole'; did you mean 'CartPole-v1'?"),
         (["train", "rloo", "CartPole-v2"], "unknown task 'CartPole-v2'; did you mean 'CartPole-v1'?"),
         (["train", "rloo", "CartPole-v1", "--set", "setup.enws=2"], "did you mean 'envs'?"),
         (["train", "pppo", "CartPole-v1"], "did you mean 'ppo'?"),

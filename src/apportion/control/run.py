@@ -354,8 +354,8 @@ class Display:
         if self._begun is None:
             self._begun = (now, env_steps)
         rate = (env_steps - self._begun[1]) / max(now - self._begun[0], 1e-9)
-        left = f"{max(self.total - env_steps, 0) / rate:.0f} s left" if rate else ""
-        text = f"{env_steps:,}/{self.total:,} steps  {rate:,.0f}/s  {left}  {self.signals}"
+        speed = f"{rate:,.0f}/s  {max(self.total - env_steps, 0) / rate:.0f} s left" if rate else ""
+        text = "  ".join(filter(None, (f"{env_steps:,}/{self.total:,} steps", speed, self.signals)))
         if self._bar is not None:
             self._bar.update(self._task, completed=min(env_steps, self.total), total=self.total, text=text)
         elif self.plain and now - self._said >= PLAIN_SECONDS:

@@ -164,6 +164,9 @@ def _make(id: str) -> Env:
         UnknownName: With the nearest registered id.
         ApportionError: When it is registered but cannot be made; the message says why.
     """
+    module, _, name = id.rpartition(":")
+    if not module and name not in gymnasium.registry:  # Gymnasium would take the nearest version for one without
+        raise UnknownName("task", id, _newest(gymnasium.registry))
     try:
         return gymnasium.make(id, max_episode_steps=-1, disable_env_checker=True)
     except (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound, gymnasium.error.VersionNotFound):
