@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -46,10 +47,19 @@ class Setup:
     stagger: bool = False
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.envs, int) and self.envs >= 1):
+        def count(x: Any) -> bool:
+            return isinstance(x, int) and not isinstance(x, bool) and x >= 1
+
+        if not count(self.envs):
             raise ApportionError(f"setup.envs is {self.envs!r}; it must be a whole number of 1 or more")
-        if not all(isinstance(h, int) and h >= 1 for h in self.hidden):
+        if not (isinstance(self.hidden, tuple) and all(count(h) for h in self.hidden)):
             raise ApportionError(f"setup.hidden is {self.hidden!r}; it must be a tuple of widths such as (64, 64)")
+        real = isinstance(self.log_std, int | float) and not isinstance(self.log_std, bool)
+        if not (real and math.isfinite(self.log_std)):
+            raise ApportionError(f"setup.log_std is {self.log_std!r}; it must be a finite number")
+        for name in ("normalise_observation", "normalise_reward", "stagger"):
+            if not isinstance(getattr(self, name), bool):
+                raise ApportionError(f"setup.{name} is {getattr(self, name)!r}; it must be True or False")
         if self.activation not in ACTIVATIONS:
             raise UnknownName("activation", self.activation, ACTIVATIONS)
 
