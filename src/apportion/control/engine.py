@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from apportion.control.collect import Collection, Finished, episodes, segment, start_stream
-from apportion.control.plan import Metrics, Plan, Setup, TrainState, grouped, refusals, split_greedy
+from apportion.control.plan import Metrics, Plan, Setup, TrainState, grouped, split_greedy
 from apportion.control.policy import Parameters
 from apportion.control.simulators import Simulator
 from apportion.core.parts import KeepMixed
@@ -34,7 +34,7 @@ class Engine(Plan):
         flags = ("normalise_observation", "normalise_reward", "stagger")
         given = [name for name in flags if getattr(self.setup, name)]
         why = f"setup.{' and '.join(given)} is for simulators outside of jit; leave it off"
-        return [*refusals(self), (bool(given), why)]
+        return [*super()._refusals(), (bool(given), why)]
 
     def init(self, seed: int | jax.Array) -> TrainState:
         """The state before the first iteration."""
@@ -60,17 +60,15 @@ class Engine(Plan):
         return flat, opt, stream, jnp.int32(self.batch), metrics
 
     def _episodes(self, state: TrainState, collect_key: jax.Array, learn_key: jax.Array) -> Any:
-        sampler = self.method.sampler
         everything, finished = self._filled(self.parameters(state), collect_key)
-        greedy, book = split_greedy(everything.book, self.setup.envs, sampler.group + sampler.greedy, sampler.greedy)
+        greedy, book = self.apart(everything.book)
         rate = self.rate(state.env_steps)
         flat, opt, metrics = self.learn(state.parameters, state.optimiser, book, finished, learn_key, rate, greedy)
         return flat, opt, None, everything.steps, metrics
 
     def _draw(self, parameters: Parameters, key: jax.Array) -> Drawn:
         """N groups of G siblings (and the greedy companion, last of each group), whole episodes."""
-        sampler = self.method.sampler
-        width = sampler.group + sampler.greedy
+        sampler, width = self.method.sampler, self.width
         size = self.setup.envs * width
         start_key, act_key = jax.random.split(key)
         shared = sampler.start == "reset"
@@ -87,34 +85,32 @@ class Engine(Plan):
         A group that the filter drops is replaced by the group in its place of the next draw, up to `max_batches`
         draws. All steps are counted, and the returns reported are those of every draw, not of the groups kept.
         """
-        sampler = self.method.sampler
+        keep = self.method.sampler.keep
         drawn = self._draw(parameters, key)
-        if not isinstance(sampler.keep, KeepMixed) or sampler.keep.max_batches == 1:
+        if not isinstance(keep, KeepMixed) or keep.max_batches == 1:
             return drawn, self._ended(drawn.book)
-        keep, most, width = sampler.keep, sampler.keep.max_batches, sampler.group + sampler.greedy
 
         def speaks(book: Collection) -> jax.Array:
-            _, siblings = split_greedy(book, self.setup.envs, width, sampler.greedy)
-            rollouts = grouped(siblings, (self.setup.envs, sampler.group), None, None, self.simulator.horizon)
-            return jnp.repeat(jnp.any(keep(rollouts) > 0, axis=1), width)
+            rollouts = grouped(self.apart(book)[1], self.shape, None, None, self.simulator.horizon)
+            return jnp.repeat(jnp.any(keep(rollouts) > 0, axis=1), self.width)
 
-        def again(at: tuple[jax.Array, Drawn, Finished]) -> tuple[jax.Array, Drawn, Finished]:
-            tries, have, ended = at
+        def again(at: tuple[jax.Array, jax.Array, Drawn, Finished]) -> tuple[jax.Array, jax.Array, Drawn, Finished]:
+            tries, fixed, have, ended = at
             new = self._draw(parameters, jax.random.fold_in(key, tries))
-            fixed = speaks(have.book)
             book = jax.tree.map(
                 lambda old, x: jnp.where(fixed.reshape(1, -1, *(1 for _ in x.shape[2:])), old, x), have.book, new.book
             )
             total = jax.tree.map(jnp.add, ended, self._ended(new.book))
-            return tries + 1, Drawn(book, have.steps + new.steps), total
+            return tries + 1, speaks(book), Drawn(book, have.steps + new.steps), total
 
-        start = (jnp.int32(1), drawn, self._ended(drawn.book))
-        going = lambda at: (at[0] < most) & ~jnp.all(speaks(at[1].book))  # noqa: E731
-        return jax.lax.while_loop(going, again, start)[1:]
+        def silent(at: tuple[jax.Array, jax.Array, Drawn, Finished]) -> jax.Array:
+            return (at[0] < keep.max_batches) & ~jnp.all(at[1])
+
+        start = (jnp.int32(1), speaks(drawn.book), drawn, self._ended(drawn.book))
+        return jax.lax.while_loop(silent, again, start)[2:]
 
     def _ended(self, book: Collection) -> Finished:
         """Episodes of a draw, greedy companions left out."""
-        sampler = self.method.sampler
-        _, book = split_greedy(book, self.setup.envs, sampler.group + sampler.greedy, sampler.greedy)
-        count = jnp.int32(self.setup.envs * sampler.group)
+        _, book = self.apart(book)
+        count = jnp.int32(self.setup.envs * self.shape[1])
         return Finished(count, jnp.sum(book.reward), jnp.sum(book.mask, dtype=jnp.int32))

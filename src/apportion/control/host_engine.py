@@ -20,7 +20,7 @@ from apportion.control.collect import Collection, Finished
 from apportion.control.host_collect import Act, Array, HostStream, buffers, episodes, segment
 from apportion.control.hosts import NO_LIMIT, Host, World
 from apportion.control.normalise import Moments, Normaliser, merged, nothing, statistics
-from apportion.control.plan import Metrics, Plan, TrainState, split_greedy
+from apportion.control.plan import Metrics, Plan, TrainState
 from apportion.control.policy import Parameters
 from apportion.core.parts import KeepMixed
 from apportion.core.rollouts import Rollouts
@@ -51,11 +51,6 @@ class HostEngine(Plan):
         why = f"a group cannot start from one state: {can.lacks if can else ''}; set sampler.start='independent'"
         endless = "the task has no time limit; set sampler.horizon"
         return [*super()._refusals(), (alone, why), (self.horizon == NO_LIMIT, endless)]
-
-    @property
-    def width(self) -> int:
-        """Simulations of one group, the greedy companion included."""
-        return self.shape[1] + self.method.sampler.greedy
 
     @property
     def size(self) -> int:
@@ -120,7 +115,7 @@ class HostEngine(Plan):
     def iterate(self, state: TrainState) -> tuple[TrainState, Metrics]:
         """One collection and its update."""
         draw = self._draw(state.key)
-        known = jax.tree.map(jnp.asarray, statistics(state.normaliser))
+        known = self._known(state)
         act = self._acting(state.parameters, known, draw.act)
         run = self._stream if self.streams else self._episodes
         stream, returns, finished, taken = run(act, state, draw)
@@ -153,8 +148,8 @@ class HostEngine(Plan):
                 break
             old = [np.asarray(x)[:, fixed] for x in (*self.book, returns)]
             again = self._draw(jax.random.fold_in(draw.act, tries))
-            known = jax.tree.map(jnp.asarray, statistics(state.normaliser))
-            returns, more, steps = self._fresh(self._acting(state.parameters, known, again.act), again)
+            act = self._acting(state.parameters, self._known(state), again.act)
+            returns, more, steps = self._fresh(act, again)
             for whole, part in zip((*self.book, returns), old, strict=True):
                 np.asarray(whole)[:, fixed] = part
             finished, taken = jax.tree.map(np.add, finished, more), taken + steps
@@ -193,6 +188,10 @@ class HostEngine(Plan):
         if moments is None:
             return None
         return merged(moments, rows.reshape(-1, *rows.shape[2:]) if valid.all() else rows[valid])
+
+    def _known(self, state: TrainState) -> Any:
+        """What observations are seen through, on the device."""
+        return jax.tree.map(jnp.asarray, statistics(state.normaliser))
 
     def _acting(self, flat: jax.Array, known: Any, key: jax.Array) -> Act:
         noise: Any = None
@@ -250,15 +249,15 @@ class HostEngine(Plan):
             if self.policy.critic:
                 parts["next_observation"] = self.policy.observed(known, book.next_observation)
             everything = book._replace(**parts)
-            greedy, own = split_greedy(everything, self.shape[0], self.width, self.method.sampler.greedy)
+            greedy, own = self.apart(everything)
             return self.learn(flat, opt, own, finished, key, self.rate(steps), greedy)
 
         return jax.jit(learn, compiler_options=COMPILER_OPTIONS)
 
     def compile(self, state: TrainState) -> None:
         """Compile everything that an iteration calls, without changing anything."""
-        known, key = statistics(state.normaliser), self._draw(state.key).act
-        self._acting(state.parameters, jax.tree.map(jnp.asarray, known), key)(0, np.asarray(self.book.observation[0]))
+        known, key = self._known(state), self._draw(state.key).act
+        self._acting(state.parameters, known, key)(0, np.asarray(self.book.observation[0]))
         none = Finished(np.int32(0), np.float32(0), np.int32(0))  # type: ignore[arg-type]
         given = (state.parameters, state.optimiser, self.book, none, key, state.env_steps, known, np.float32(1))
         jax.block_until_ready(self._learn(*given))

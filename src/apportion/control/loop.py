@@ -60,18 +60,25 @@ def blank(shape: tuple[int, ...] = ()) -> Tally:
     return Tally(count, Finished(count, zero, count), Signals(*[zero] * 5), zero, zero, zero, count - 1)
 
 
+def _carried(state: TrainState, tally: Tally) -> Carry:
+    """The carry of a state as engines have it: the random key becomes plain data."""
+    return Carry(state._replace(key=jax.random.key_data(state.key)), tally)
+
+
+def _state(carry: Carry) -> TrainState:
+    """The state as engines have it: with a typed random key."""
+    return carry.state._replace(key=jax.random.wrap_key_data(carry.state.key))
+
+
 def begin(engine: Engine | HostEngine, seed: Any) -> Carry:
     """The carry before the first iteration."""
-    state = engine.init(seed)
-    return Carry(state._replace(key=jax.random.key_data(state.key)), jax.tree.map(jnp.asarray, blank()))
+    return _carried(engine.init(seed), jax.tree.map(jnp.asarray, blank()))
 
 
 def turn(engine: Engine, carry: Carry) -> Carry:
     """One iteration, and its numbers added to the tally."""
-    state, tally = carry
-    state, metrics = engine.iterate(state._replace(key=jax.random.wrap_key_data(state.key)))
-    tally = count(tally, metrics, state.parameters, state.iteration)
-    return Carry(state._replace(key=jax.random.key_data(state.key)), tally)
+    state, metrics = engine.iterate(_state(carry))
+    return _carried(state, count(carry.tally, metrics, state.parameters, state.iteration))
 
 
 def count(tally: Tally, metrics: Metrics, parameters: jax.Array, iteration: jax.Array) -> Tally:
@@ -139,16 +146,15 @@ def hosted(engine: HostEngine, seed: int) -> Programs:
     tally = jax.jit(count)
 
     def step(carry: Carry, boundary: Any, most: Any) -> Carry:
-        state, sums = carry
-        state = state._replace(key=jax.random.wrap_key_data(state.key))
+        state, sums = _state(carry), carry.tally
         for _ in range(most):
             if state.env_steps >= boundary or sums.bad >= 0:
                 break
             state, metrics = engine.iterate(state)
             sums = tally(sums, metrics, state.parameters, state.iteration)
-        return Carry(state._replace(key=jax.random.key_data(state.key)), sums)
+        return _carried(state, sums)
 
-    engine.compile(first.state._replace(key=jax.random.wrap_key_data(first.state.key)))
+    engine.compile(_state(first))
     return Programs(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), first), lambda: first, step)
 
 
@@ -224,7 +230,7 @@ def _programs(engine: Plan, seeds: int | Sequence[int]) -> Programs:
 
 def _revive(engine: HostEngine, carry: Carry) -> None:
     """Put the engine's simulations where the carry stands, or warn that they cannot be."""
-    if not engine.revive(carry.state._replace(key=jax.random.wrap_key_data(carry.state.key))):
+    if not engine.revive(_state(carry)):
         warnings.warn(
             f"the simulations of {engine.simulator.id} cannot be saved in a file; the run goes on with new episodes",
             ApportionWarning,

@@ -133,6 +133,11 @@ class Plan:
         return self.setup.envs, 1 if self.streams else self.method.sampler.group
 
     @property
+    def width(self) -> int:
+        """Simulations of one group: its siblings and, last, the greedy companion, if any."""
+        return self.shape[1] + self.method.sampler.greedy
+
+    @property
     def batch(self) -> int:
         """Decisions of one segment over all simulations."""
         return self.setup.envs * self.horizon
@@ -202,6 +207,10 @@ class Plan:
             valid = (rows.share > 0).reshape(rollouts.mask.shape)
             flat, opt, signals = self.learner.ragged(flat, opt, rows, valid, key, rate)
         return flat, opt, Metrics(finished, signals, explained_variance(rows, rollouts), kept, rate)
+
+    def apart(self, book: Collection) -> tuple[jax.Array | None, Collection]:
+        """Returns [N] of the greedy companions (None without), and the collection of the siblings alone."""
+        return split_greedy(book, self.setup.envs, self.width, self.method.sampler.greedy)
 
     def _values(self, parameters: Parameters, book: Collection) -> tuple[jax.Array | None, jax.Array | None]:
         """Critic's values [T M] of each state and of the true next one."""

@@ -22,6 +22,7 @@ __all__ = [
     "divide",
     "exp_finite",
     "is_lazy_array",
+    "mean_and_variance",
     "reverse_cumulative",
     "reverse_cumulative_max",
     "uniform",
@@ -97,6 +98,19 @@ def uniform(x: Array, valid: Array, axis: Any) -> Array:
     return high - low <= 8 * xp.finfo(x.dtype).eps * size
 
 
+def mean_and_variance(x: Array, weight: Array, axis: Any, ddof: int) -> tuple[Array, Array]:
+    """Mean and variance of the entries whose weight is 1 (not 0), along `axis` (kept); 0 where there are none.
+
+    >>> import numpy as np
+    >>> mean_and_variance(np.array([1.0, 2.0, 3.0, 9.0]), np.array([1.0, 1.0, 1.0, 0.0]), 0, ddof=1)
+    (array([2.]), array([1.]))
+    """
+    xp = array_namespace(x)
+    n = xp.sum(weight, axis=axis, keepdims=True)
+    mean = divide(xp.sum(weight * x, axis=axis, keepdims=True), n)
+    return mean, xp.sum(weight * (x - mean) ** 2, axis=axis, keepdims=True) / xp.clip(n - ddof, min=1.0)
+
+
 def check_finite(name: str, x: Array, valid: Array, way_out: str) -> None:
     """Refuse a non-finite entry, naming its index on the axes N, G, T. Concrete arrays only (not under `jit`)."""
     xp = array_namespace(x)
@@ -104,9 +118,9 @@ def check_finite(name: str, x: Array, valid: Array, way_out: str) -> None:
     if not bool(xp.any(bad)):
         return
     flat = int(xp.argmax(xp.reshape(xp.astype(bad, xp.int32), (-1,))))
-    index: list[str] = []
-    for axis, size in zip(reversed("ngt"[: x.ndim]), reversed(x.shape), strict=True):
+    where: tuple[int, ...] = ()
+    for size in reversed(x.shape):
         flat, at = divmod(flat, size)
-        index.insert(0, f"{axis}={at}")
-    where = tuple(int(part.split("=")[1]) for part in index)
-    raise InvalidData(f"{name} is {float(x[where])} at [{', '.join(index)}]; it must be finite there; {way_out}")
+        where = (at, *where)
+    index = ", ".join(f"{axis}={at}" for axis, at in zip("ngt", where, strict=False))
+    raise InvalidData(f"{name} is {float(x[where])} at [{index}]; it must be finite there; {way_out}")

@@ -103,7 +103,7 @@ def on_cartpole(who: Contestant, steps: int, seeds: tuple[int, ...], progress: P
 
     enable()
     started = time.perf_counter()
-    engine = prepare(who.control, CARTPOLE, steps, {"kl": NoKL()})  # there is no reference policy
+    engine = prepare(who.control, CARTPOLE, steps)
     loop = Loop(engine, list(seeds))
     logs: list[list[dict[str, Any]]] = [[] for _ in seeds]
     while not loop.done:

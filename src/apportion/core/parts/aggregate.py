@@ -59,7 +59,7 @@ class SequenceMean(Aggregate):
         """See `Aggregate`."""
         xp = array_namespace(kept)
         m = as_float(rollouts.mask, kept)
-        return _rows(rollouts, kept) * divide(m, xp.sum(m, axis=-1, keepdims=True) + xp.zeros_like(m))
+        return _rows(rollouts, kept) * divide(m, xp.sum(m, axis=-1, keepdims=True))
 
     def flat(self) -> list[str]:
         """See `Part`."""
@@ -78,7 +78,7 @@ class DecisionMean(Aggregate):
         """See `Aggregate`."""
         xp = array_namespace(kept)
         weight = _rows(rollouts, kept) * as_float(rollouts.mask, kept)
-        return divide(weight, xp.sum(weight) + xp.zeros_like(weight))
+        return divide(weight, xp.sum(weight))
 
     def flat(self) -> list[str]:
         """See `Part`."""

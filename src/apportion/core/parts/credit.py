@@ -6,7 +6,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from apportion.core.arrays import Array, array_namespace, as_float, divide, reverse_cumulative, uniform
+from apportion.core.arrays import Array, array_namespace, as_float, mean_and_variance, reverse_cumulative, uniform
 from apportion.core.parts.base import Part
 from apportion.core.rollouts import Rollouts
 
@@ -135,15 +135,13 @@ class GAE(Credit):
 
     def __call__(self, rollouts: Rollouts, reward: Array) -> Array:
         """See `Credit`. Needs `value` and `next_value`."""
-        xp = array_namespace(reward)
         value, next_value = rollouts.value, rollouts.next_value
         assert value is not None
         assert next_value is not None
         alive = 1.0 - as_float(rollouts.task_end, reward)
         m = as_float(rollouts.mask, reward)
         delta = reward + m * (self.gamma * alive * next_value - value)
-        decay = xp.where(rollouts.mask, xp.full_like(reward, self.gamma * self.lam), xp.ones_like(reward))
-        return m * value + reverse_cumulative(delta, decay * (1.0 - as_float(rollouts.end, reward)))
+        return m * value + reverse_cumulative(delta, discount(rollouts, self.gamma * self.lam))
 
     def flat(self) -> list[str]:
         """See `Part`."""
@@ -180,9 +178,7 @@ class Process(Credit):
             step = rollouts.step
         step = xp.logical_and(step, rollouts.count[..., None])
         s, group = as_float(step, reward), (-2, -1)
-        n = xp.sum(s, axis=group, keepdims=True)
-        mean = divide(xp.sum(s * reward, axis=group, keepdims=True), n)
-        square = xp.sum(s * (reward - mean) ** 2, axis=group, keepdims=True) / xp.clip(n - self.ddof, min=1.0)
+        mean, square = mean_and_variance(reward, s, group, self.ddof)
         scaled = s * (reward - mean) / xp.where(square > 0, xp.sqrt(square) + self.eps, 1.0)
         scaled = xp.where(uniform(reward, step, group), xp.zeros_like(scaled), scaled)
         return xp.flip(xp.cumulative_sum(xp.flip(scaled, axis=-1), axis=-1), axis=-1)

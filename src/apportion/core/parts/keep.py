@@ -28,7 +28,7 @@ def _all(rollouts: Rollouts) -> Array:
 
 @dataclass(frozen=True)
 class KeepAll(Keep):
-    """Everything stays (unscored trajectories have no weight)."""
+    """Everything stays."""
 
     equation: ClassVar[str] = "keep = 1"
 

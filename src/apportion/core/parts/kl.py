@@ -91,11 +91,10 @@ class KL(Part):
 
     def flat(self) -> list[str]:
         """See `Part`: the line for the reward, or those for the loss."""
+        value = {"k1": "-d", "k2": "d**2 / 2", "k3": "np.exp(d) - 1 - d"}[self.estimator]
         if self.place == "reward":
-            value = {"k1": "-d", "k2": "d**2 / 2", "k3": "np.exp(d) - 1 - d"}[self.estimator]
             return ["d = np.where(mask, logref - logq, 0)", f"reward = reward - {self.beta} * ({value})"]
         slope = {"k1": "1", "k2": "-d", "k3": "1 - np.exp(d)"}[self.estimator]
-        value = {"k1": "-d", "k2": "d**2 / 2", "k3": "np.exp(d) - 1 - d"}[self.estimator]
         if self.corrected:
             slope = f"np.exp(logp - logq) * ({value} + {slope})"
         return ["d = np.where(mask, logref - logp, 0)", f"w = w - share * {self.beta} * ({slope})"]

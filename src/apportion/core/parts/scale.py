@@ -6,7 +6,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from apportion.core.arrays import Array, array_namespace, as_float, divide, uniform
+from apportion.core.arrays import Array, array_namespace, as_float, divide, mean_and_variance, uniform
 from apportion.core.parts.base import Part
 from apportion.core.parts.credit import totals
 from apportion.core.rollouts import Rollouts
@@ -67,9 +67,7 @@ class GroupStd(_Std):
         xp = array_namespace(advantage)
         total = totals(rollouts, reward)
         scored = as_float(rollouts.count, total)[..., None]
-        n = xp.sum(scored, axis=1, keepdims=True)
-        mean = divide(xp.sum(scored * total, axis=1, keepdims=True), n)
-        square = xp.sum(scored * (total - mean) ** 2, axis=1, keepdims=True) / xp.clip(n - self.ddof, min=1.0)
+        _, square = mean_and_variance(total, scored, 1, self.ddof)
         flat = xp.logical_or(uniform(total, rollouts.count[..., None], 1), square == 0)
         std = xp.where(flat, xp.ones_like(square), xp.sqrt(square) + self.eps)
         return xp.zeros_like(advantage), std + xp.zeros_like(advantage)
