@@ -17,7 +17,6 @@ from worlds import FAMILY, small
 
 from apportion import control
 from apportion.control import Setup, checkpoint, host_engine, run
-from apportion.control.checkpoint import CHECKPOINT, METRICS, POLICY
 from apportion.control.evaluate import _STREAM
 from apportion.control.host_engine import HostEngine
 from apportion.control.hosts import TASKS, Step, world, world_of
@@ -28,6 +27,7 @@ from apportion.control.presets import resolve
 from apportion.control.run import train_run
 from apportion.control.train import prepare
 from apportion.core.errors import ApportionError, ApportionWarning, InvalidMethod, UnknownName
+from apportion.runs.files import CHECKPOINT, METRICS, POLICY, load_arrays
 
 TASK = "InvertedPendulum-v5"
 SETUP = Setup(envs=3, hidden=(8,), normalise_observation=True, normalise_reward=True)
@@ -285,7 +285,7 @@ def test_a_loop_restored_in_another_engine_goes_on_bitwise(name, tmp_path):
         rows += whole.step(seconds=0.0)
         if whole.iterations == 2:
             checkpoint.save(tmp_path / CHECKPOINT, whole.carry, {})
-    arrays, _ = checkpoint.load(tmp_path / CHECKPOINT)
+    arrays, _ = load_arrays(tmp_path / CHECKPOINT)
     assert all(x.dtype == np.float64 for k, x in arrays.items() if "stream" in k or "normaliser" in k)
 
     def restore(template: Carry) -> Carry:
@@ -317,7 +317,7 @@ def test_killed_it_goes_on_bitwise(tmp_path):
         time.sleep(0.005)
     process.kill()
     assert process.wait() == -signal.SIGKILL, "the run was over before it could be killed; make it longer"
-    assert checkpoint.load(file)[1]["env_steps"] < 8_000
+    assert load_arrays(file)[1]["env_steps"] < 8_000
     undisturbed = train_run(out=tmp_path / "whole", quiet=True, **GIVEN)
     resumed = train_run(out=tmp_path / "killed", resume=True, quiet=True, **GIVEN)
     for name in (CHECKPOINT, METRICS, POLICY):

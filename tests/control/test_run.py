@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 
 from apportion.control import checkpoint, run
-from apportion.control.checkpoint import CHECKPOINT, CONFIG, METRICS, POLICY, SUMMARY, TIMING
-from apportion.control.run import differences, evaluate_run, locked, train_run
+from apportion.control.run import evaluate_run, train_run
 from apportion.core.errors import ApportionError, ApportionWarning
+from apportion.runs import display
+from apportion.runs.files import CHECKPOINT, CONFIG, METRICS, POLICY, SUMMARY, TIMING, load_arrays
+from apportion.runs.folder import differences, locked
 
 SMALL = [("setup.envs", 4), ("setup.hidden", (8,)), ("sampler.horizon", 16), ("sampler.epochs", 1)]
 SMALL += [("sampler.minibatches", 1)]
@@ -68,7 +70,7 @@ def test_files_of_a_run(whole):
     assert sum(r["episodes"] * r["length_mean"] for r in rows if r["episodes"]) <= 2_048
     assert all("second" not in name for r in rows for name in r)
     assert len((out / TIMING).read_text().splitlines()) == len(rows)
-    arrays, about = checkpoint.load(out / CHECKPOINT)
+    arrays, about = load_arrays(out / CHECKPOINT)
     assert about["env_steps"] == 2_048
     assert arrays["state.optimiser.1.count"].dtype == np.int32
     assert arrays["state.key"].dtype == np.uint32
@@ -217,7 +219,7 @@ def test_interrupted_it_saves_and_goes_on(whole, tmp_path, monkeypatch, capsys):
     with pytest.raises(KeyboardInterrupt):
         short(tmp_path / "run")
     assert "--resume" in capsys.readouterr().err
-    assert checkpoint.load(tmp_path / "run" / CHECKPOINT)[1]["iterations"] == 11
+    assert load_arrays(tmp_path / "run" / CHECKPOINT)[1]["iterations"] == 11
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     monkeypatch.setattr(run.Loop, "step", step)
     short(tmp_path / "run", resume=True)
@@ -295,7 +297,7 @@ def test_a_checkpoint_of_another_run(whole, tmp_path):
 
 
 def test_a_checkpoint_of_another_shape(whole, tmp_path):
-    arrays, _ = checkpoint.load(whole[0] / CHECKPOINT)
+    arrays, _ = load_arrays(whole[0] / CHECKPOINT)
     path = tmp_path / CHECKPOINT
     template = {name: np.zeros_like(x) for name, x in arrays.items()}
     wrong = dict(arrays, **{"state.parameters": arrays["state.parameters"].astype(np.float64)})
@@ -354,7 +356,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(when, whole, tmp_path, monkeypat
 
     monkeypatch.setattr(os, "fsync", full)
     refused(["No space left on device", "make room"], short, tmp_path / "run")
-    assert checkpoint.load(tmp_path / "run" / CHECKPOINT)
+    assert load_arrays(tmp_path / "run" / CHECKPOINT)
     assert not list((tmp_path / "run").glob("*.part"))
     monkeypatch.setattr(os, "fsync", real)
     short(tmp_path / "run", resume=True)
@@ -395,7 +397,7 @@ def test_differences_name_causes_first():
 
 
 def test_progress_without_a_terminal(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(run, "PLAIN_SECONDS", 0.0)
+    monkeypatch.setattr(display, "PLAIN_SECONDS", 0.0)
     short(tmp_path / "run", quiet=False)
     lines = capsys.readouterr().err.splitlines()
     assert lines[-1].startswith("a2c CartPole-v1: 2,048/2,000 steps")

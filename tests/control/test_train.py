@@ -18,6 +18,7 @@ from apportion.control.loop import Loop, number
 from apportion.control.train import prepare
 from apportion.core.errors import ApportionError, ApportionWarning, InvalidMethod, UnknownName
 from apportion.core.update import Adam
+from apportion.runs.files import load_arrays
 
 SETUP = control.Setup(envs=4, hidden=(8,))
 
@@ -186,7 +187,7 @@ def test_optimiser_goes_on_where_it_was_saved(tmp_path):
     theta, state = learner.step(theta, state, jnp.ones(1), jnp.float32(0.1))
     path = tmp_path / "adam.safetensors"
     checkpoint.save(path, (theta, state), {})
-    arrays, _ = checkpoint.load(path)
+    arrays, _ = load_arrays(path)
     theta, state = checkpoint.restore(path, arrays, jax.eval_shape(lambda: (theta, state)))
     theta, _ = learner.step(theta, state, -jnp.ones(1), jnp.float32(0.1))
     assert float(theta[0]) == pytest.approx(-0.0947368, abs=1e-6)
@@ -204,7 +205,7 @@ def test_checkpoints_keep_every_dtype(tmp_path):
         "turned": np.arange(6, dtype=np.float32).reshape(2, 3).T,
     }
     checkpoint.save(tmp_path / "x", tree, {"rows": 3, "task": "t"})
-    arrays, about = checkpoint.load(tmp_path / "x")
+    arrays, about = load_arrays(tmp_path / "x")
     assert about == {"format": 1, "rows": 3, "task": "t"}
     for name, x in tree.items():
         assert arrays[name].dtype == np.asarray(x).dtype

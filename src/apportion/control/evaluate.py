@@ -23,6 +23,7 @@ from apportion.control.hosts import World, world
 from apportion.control.policy import Parameters, Policy
 from apportion.control.simulators import SIMULATORS, Simulator
 from apportion.core.errors import ApportionError
+from apportion.runs.files import read_config
 
 EPISODES = 20
 LONGEST = 100_000
@@ -197,7 +198,7 @@ def evaluate_run(out: str | Path, episodes: int = EPISODES, seed: int = 0) -> di
     that is missing, holds no run, or holds a checkpoint of another task.
     """
     out = Path(out)
-    config = checkpoint.read_config(out)
+    config = read_config(out)
     policy = Policy(**config["policy"] | {"hidden": tuple(config["policy"]["hidden"])})
     about, networks = checkpoint.load_networks(out, policy, config)
     result = evaluate_policy(find(config["task"]), policy, networks, episodes, seed)

@@ -1,0 +1,88 @@
+"""What a person sees of a run, and how they stop it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+PLAIN_SECONDS = 5.0
+"""Time between two lines of progress where there is no terminal."""
+
+
+class Interrupt:
+    """Holds the first SIGINT back until the iteration is whole; a second one interrupts at once."""
+
+    def __init__(self) -> None:
+        self.caught = False
+        self._old: Any = None
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():
+            self._old = signal.signal(signal.SIGINT, self._catch)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._old is not None:
+            signal.signal(signal.SIGINT, self._old)
+
+    def _catch(self, *_: object) -> None:
+        if self.caught:
+            raise KeyboardInterrupt
+        self.caught = True
+
+
+class Display:
+    """Progress on standard error: a live bar on a terminal, a line every few seconds elsewhere, nothing when quiet.
+
+    total: units of work of the whole run; unit: their name.
+    """
+
+    def __init__(self, title: str, total: int, unit: str = "steps", quiet: bool = False) -> None:
+        self.title, self.total, self.unit = title, total, unit
+        self.live = not quiet and sys.stderr.isatty()
+        self.plain = not quiet and not self.live
+        self.signals = ""
+        self._bar: Any = None
+        self._begun: tuple[float, int] | None = None
+        self._said = time.perf_counter()
+
+    def __enter__(self) -> Display:
+        if self.live:
+            from rich import progress
+            from rich.console import Console
+
+            console = Console(stderr=True)
+            columns = (progress.BarColumn(None), progress.TextColumn("{task.fields[text]}"))
+            self._bar = progress.Progress(
+                progress.TextColumn(self.title), *columns, console=console, expand=True, refresh_per_second=5
+            )
+            self._task = self._bar.add_task("", total=None, text="compiling")
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def row(self, row: dict[str, Any]) -> None:
+        """Take the signals of a log row."""
+        shown = {"return": ("return_mean", ".1f"), "entropy": ("entropy", ".2f"), "clip": ("clip_fraction", ".2f")}
+        parts = [f"{k} {row[name]:{form}}" for k, (name, form) in shown.items() if row[name] is not None]
+        self.signals = " ".join(parts)
+
+    def at(self, done: int) -> None:
+        """Say that so many units of work are done."""
+        now = time.perf_counter()
+        if self._begun is None:
+            self._begun = (now, done)
+        rate = (done - self._begun[1]) / max(now - self._begun[0], 1e-9)
+        speed = f"{rate:,.0f}/s  {max(self.total - done, 0) / rate:.0f} s left" if rate else ""
+        text = "  ".join(filter(None, (f"{done:,}/{self.total:,} {self.unit}", speed, self.signals)))
+        if self._bar is not None:
+            self._bar.update(self._task, completed=min(done, self.total), total=self.total, text=text)
+        elif self.plain and now - self._said >= PLAIN_SECONDS:
+            self._said = now
+            print(f"{self.title}: {text}", file=sys.stderr, flush=True)
