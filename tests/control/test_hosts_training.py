@@ -398,8 +398,8 @@ def test_what_is_refused(unrepeatable):
         prepare("ppo", "HalfCheeta-v5")
     with pytest.raises(InvalidMethod, match=r"no time limit; set sampler\.horizon"):
         prepare("reinforce_togo", "Endless-v0")
-    with pytest.raises(InvalidMethod, match=r"setup\.normalise_reward is for simulators outside of jit"):
-        prepare("ppo", "CartPole-v1", overrides=[("setup.normalise_reward", True)])
+    with pytest.raises(InvalidMethod, match=r"setup\.stagger is for simulators outside of jit"):
+        prepare("ppo", "CartPole-v1", overrides=[("setup.stagger", True)])
     with pytest.raises(ApportionError, match="one seed"):
         Loop(prepare("ppo", TASK, 100), [0, 1])
 

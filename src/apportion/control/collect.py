@@ -33,11 +33,15 @@ class Collection(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """Where the simulations stand between segments: state [M D], clock [M], return so far [M]."""
+    """Where the simulations stand between segments: state [M D], clock [M], return and discounted return so far [M].
+
+    The last is kept up by who normalises rewards by it.
+    """
 
     state: jax.Array
     clock: jax.Array
     reward: jax.Array
+    discounted: jax.Array
 
 
 class Finished(NamedTuple):
@@ -51,7 +55,8 @@ class Finished(NamedTuple):
 def start_stream(simulator: Simulator, key: jax.Array, size: int) -> Stream:
     """Fresh simulations, [M]."""
     state = jax.vmap(simulator.reset)(jax.random.split(key, size))
-    return Stream(state, jnp.zeros(size, jnp.int32), jnp.zeros(size, jnp.float32))
+    zero = jnp.zeros(size, jnp.float32)
+    return Stream(state, jnp.zeros(size, jnp.int32), zero, zero)
 
 
 def segment(
@@ -81,7 +86,8 @@ def segment(
         row = Collection(observation, action, logq, reward, jnp.ones_like(done), terminated, truncated, following)
         ended = Finished(done, jnp.where(done, total, 0.0), jnp.where(done, clock, 0))
         state = jnp.where(done[:, None], draw[1], state)
-        return Stream(state, jnp.where(done, 0, clock), jnp.where(done, 0.0, total)), (row, ended)
+        at = Stream(state, jnp.where(done, 0, clock), jnp.where(done, 0.0, total), at.discounted)
+        return at, (row, ended)
 
     stream, (rows, ended) = jax.lax.scan(step, stream, (noise, fresh))
     return stream, rows, Finished(*(jnp.sum(x) for x in ended))

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from apportion.control.collect import Collection, Finished, episodes, segment, start_stream
+from apportion.control.normalise import Normaliser, merged_where, statistics
 from apportion.control.plan import Metrics, Plan, Setup, TrainState, grouped, split_greedy
 from apportion.control.policy import Parameters
 from apportion.control.simulators import Simulator
@@ -31,40 +32,67 @@ class Engine(Plan):
     simulator: Simulator
 
     def _refusals(self) -> list[tuple[bool, str]]:
-        flags = ("normalise_observation", "normalise_reward", "stagger")
-        given = [name for name in flags if getattr(self.setup, name)]
-        why = f"setup.{' and '.join(given)} is for simulators outside of jit; leave it off"
-        return [*super()._refusals(), (bool(given), why)]
+        why = "setup.stagger is for simulators outside of jit; leave it off"
+        return [*super()._refusals(), (self.setup.stagger, why)]
 
     def init(self, seed: int | jax.Array) -> TrainState:
         """The state before the first iteration."""
         key, net, start = jax.random.split(jax.random.key(seed), 3)
-        return self.begin(net, key, start_stream(self.simulator, start, self.setup.envs) if self.streams else None)
+        stream = start_stream(self.simulator, start, self.setup.envs) if self.streams else None
+        return self.begin(net, key, stream)._replace(
+            normaliser=jax.tree.map(jnp.asarray, self.unnormalised(jnp.float32))
+        )
 
     def iterate(self, state: TrainState) -> tuple[TrainState, Metrics]:
         """One collection and its update. Pure; jit or vmap it."""
         key, collect_key, learn_key = jax.random.split(state.key, 3)
         run = self._stream if self.streams else self._episodes
-        flat, opt, stream, taken, metrics = run(state, collect_key, learn_key)
-        following = TrainState(flat, opt, stream, key, state.env_steps + taken, state.iteration + 1)
+        flat, opt, stream, taken, normaliser, metrics = run(state, collect_key, learn_key)
+        following = TrainState(flat, opt, stream, key, state.env_steps + taken, state.iteration + 1, normaliser)
         return following, metrics
 
     def _stream(self, state: TrainState, collect_key: jax.Array, learn_key: jax.Array) -> Any:
         assert state.stream is not None
-        parameters, temperature = self.parameters(state), self.method.sampler.temperature
+        parameters, temperature = self._acting(state), self.method.sampler.temperature
         stream, book, finished = segment(
             self.simulator, self.policy, parameters, state.stream, collect_key, self.horizon, temperature
         )
-        rate = self.rate(state.env_steps)
-        flat, opt, metrics = self.learn(state.parameters, state.optimiser, book, finished, learn_key, rate)
-        return flat, opt, stream, jnp.int32(self.batch), metrics
+        discounted, normaliser = self._normalised(state.normaliser, book, state.stream.discounted)
+        flat, opt, metrics = self._learn(state, normaliser, book, finished, learn_key)
+        return flat, opt, stream._replace(discounted=discounted), jnp.int32(self.batch), normaliser, metrics
 
     def _episodes(self, state: TrainState, collect_key: jax.Array, learn_key: jax.Array) -> Any:
-        everything, finished = self._filled(self.parameters(state), collect_key)
-        greedy, book = self.apart(everything.book)
-        rate = self.rate(state.env_steps)
-        flat, opt, metrics = self.learn(state.parameters, state.optimiser, book, finished, learn_key, rate, greedy)
-        return flat, opt, None, everything.steps, metrics
+        drawn, finished = self._filled(self._acting(state), collect_key)
+        _, normaliser = self._normalised(state.normaliser, drawn.book, jnp.zeros(drawn.book.mask.shape[1]))
+        flat, opt, metrics = self._learn(state, normaliser, drawn.book, finished, learn_key)
+        return flat, opt, None, drawn.steps, normaliser, metrics
+
+    def _acting(self, state: TrainState) -> Parameters:
+        """The networks' parameters, with the statistics that they see through."""
+        return self.parameters(state) | statistics(state.normaliser)
+
+    def _learn(
+        self, state: TrainState, following: Normaliser, book: Collection, finished: Finished, key: jax.Array
+    ) -> tuple[jax.Array, Any, Metrics]:
+        """The update: rewards by the statistics that count them in, observations as they were acted on."""
+        scale = 1.0 if following.reward is None else following.reward.scale
+        greedy, own = self.apart(self.seen(book, statistics(state.normaliser), scale))
+        return self.learn(state.parameters, state.optimiser, own, finished, key, self.rate(state.env_steps), greedy)
+
+    def _normalised(self, known: Normaliser, book: Collection, discounted: Any) -> tuple[Any, Normaliser]:
+        """The discounted return [M] after the collection, and the statistics with its decisions added."""
+        valid, (observation, reward) = book.mask.reshape(-1), known
+        if observation is not None:
+            observation = merged_where(observation, book.observation.reshape(valid.size, -1), valid)
+        if reward is not None:
+
+            def after(before: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+                now = self.gamma * before + row[0]
+                return jnp.where(row[1], 0.0, now), now
+
+            discounted, returns = jax.lax.scan(after, discounted, (book.reward, book.terminated | book.truncated))
+            reward = merged_where(reward, returns.reshape(-1), valid)
+        return discounted, Normaliser(observation, reward)
 
     def _draw(self, parameters: Parameters, key: jax.Array) -> Drawn:
         """N groups of G siblings (and the greedy companion, last of each group), whole episodes."""

@@ -85,7 +85,7 @@ def _episodes(
 @functools.lru_cache(maxsize=64)
 def program(simulator: Simulator, policy: Policy, episodes: int, deterministic: bool) -> Any:
     """The compiled evaluation of an actor: (parameters, seed uint32) -> returns [E], lengths [E]."""
-    parameters = jax.eval_shape(policy.init, jax.eval_shape(lambda: jax.random.key(0)))
+    parameters = checkpoint.networks_template(policy)
     body = functools.partial(_episodes, simulator, policy, episodes, deterministic)
     return jax.jit(body).lower(parameters, jax.ShapeDtypeStruct((), np.uint32)).compile()
 

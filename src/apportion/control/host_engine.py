@@ -19,9 +19,8 @@ from apportion.control.cache import COMPILER_OPTIONS
 from apportion.control.collect import Collection, Finished
 from apportion.control.host_collect import Act, Array, HostStream, buffers, episodes, segment
 from apportion.control.hosts import NO_LIMIT, Host, World
-from apportion.control.normalise import Moments, Normaliser, merged, nothing, statistics
+from apportion.control.normalise import Moments, Normaliser, merged, statistics
 from apportion.control.plan import Metrics, Plan, TrainState
-from apportion.control.policy import Parameters
 from apportion.core.parts import KeepMixed
 from apportion.core.rollouts import Rollouts
 
@@ -62,11 +61,6 @@ class HostEngine(Plan):
         """Whether the simulations of a group start from one state."""
         return self.method.sampler.start == "reset" and self.width > 1
 
-    @property
-    def gamma(self) -> float:
-        """The discount of the return whose spread rewards are divided by: the method's own."""
-        return float(getattr(self.method.credit, "gamma", 1.0))
-
     @cached_property
     def host(self) -> Host:
         """The simulations."""
@@ -80,8 +74,6 @@ class HostEngine(Plan):
     def init(self, seed: int) -> TrainState:
         """The state before the first iteration."""
         start = jax.jit(lambda seed: jax.random.split(jax.random.key(seed), 3))(np.uint32(seed))
-        seen = nothing((self.policy.observation_size,)) if self.setup.normalise_observation else None
-        normaliser = Normaliser(seen, nothing() if self.setup.normalise_reward else None)
         state = jax.jit(lambda net, key: self.begin(net, key, None))(start[1], start[0])
         if self.streams:
             self.host.reset(None, np.asarray(jax.random.bits(start[2], (self.size,), jnp.uint32)).tolist())
@@ -90,7 +82,7 @@ class HostEngine(Plan):
                 self.host.clock[:] = np.arange(self.size) * self.simulator.horizon // self.size
                 total[self.host.clock > 0] = np.nan
             state = state._replace(stream=HostStream(self._rows_now(), total, np.zeros(self.size)))
-        return state._replace(normaliser=normaliser)
+        return state._replace(normaliser=self.unnormalised(np.float64))
 
     def _rows_now(self) -> Array:
         return self.host.snapshot() if self.host.row_size else np.zeros((self.size, 0))
@@ -107,10 +99,6 @@ class HostEngine(Plan):
             return True
         self.host.reset(None, np.asarray(self._draw(state.key).seeds).tolist())
         return False
-
-    def networks(self, state: TrainState) -> Parameters:
-        """The networks to act with, NumPy: the trained parameters and the statistics that they see through."""
-        return super().networks(state) | statistics(state.normaliser)
 
     def iterate(self, state: TrainState) -> tuple[TrainState, Metrics]:
         """One collection and its update."""
@@ -245,11 +233,7 @@ class HostEngine(Plan):
             known: Any,
             scale: jax.Array,
         ) -> tuple[jax.Array, Any, Metrics]:
-            parts = {"observation": self.policy.observed(known, book.observation), "reward": scale * book.reward}
-            if self.policy.critic:
-                parts["next_observation"] = self.policy.observed(known, book.next_observation)
-            everything = book._replace(**parts)
-            greedy, own = self.apart(everything)
+            greedy, own = self.apart(self.seen(book, known, scale))
             return self.learn(flat, opt, own, finished, key, self.rate(steps), greedy)
 
         return jax.jit(learn, compiler_options=COMPILER_OPTIONS)

@@ -16,6 +16,7 @@ from apportion.control.collect import Collection, Finished
 from apportion.control.hosts.world import World
 from apportion.control.learn import Learner, Rows, Signals, annealed, optimiser
 from apportion.control.natural import natural_update
+from apportion.control.normalise import Normaliser, nothing, statistics
 from apportion.control.policy import ACTIVATIONS, Parameters, Policy, policy_for
 from apportion.control.simulators import Simulator
 from apportion.core.errors import ApportionError, InvalidMethod, UnknownName
@@ -35,7 +36,7 @@ class Setup:
     normalise_reward: divide rewards by the running standard deviation of the discounted return; what is reported
     stays raw. stagger: cut the first episodes of a stream at times spread over the time limit, so that a segment shows
     all parts of an episode; those cut short are left out of the reported returns.
-    The last three are for simulators outside of jit.
+    stagger is for simulators outside of jit.
     """
 
     envs: int = 8
@@ -68,7 +69,7 @@ class TrainState(NamedTuple):
     """Everything that the next iteration depends on; saving it is a checkpoint.
 
     parameters: flat [P]. stream: None for episodes. env_steps: float32 would stop counting at 2^24, hence int32.
-    normaliser: None inside jit, `normalise.Normaliser` of simulators outside.
+    normaliser: the statistics that the run normalises by, if it does.
     """
 
     parameters: jax.Array
@@ -77,7 +78,7 @@ class TrainState(NamedTuple):
     key: jax.Array
     env_steps: jax.Array
     iteration: jax.Array
-    normaliser: Any = None
+    normaliser: Normaliser = Normaliser()
 
 
 class Metrics(NamedTuple):
@@ -138,6 +139,11 @@ class Plan:
         return self.shape[1] + self.method.sampler.greedy
 
     @property
+    def gamma(self) -> float:
+        """The discount of the return whose spread rewards are divided by: the method's own."""
+        return float(getattr(self.method.credit, "gamma", 1.0))
+
+    @property
     def batch(self) -> int:
         """Decisions of one segment over all simulations."""
         return self.setup.envs * self.horizon
@@ -166,14 +172,26 @@ class Plan:
         return self.learner.unravel(state.parameters)
 
     def networks(self, state: TrainState) -> Parameters:
-        """The networks to act with, as a pytree of NumPy arrays."""
-        return unflatten(self.policy, state.parameters)
+        """The networks to act with, NumPy: the trained parameters and the statistics that they see through."""
+        return unflatten(self.policy, state.parameters) | statistics(state.normaliser)
 
-    def begin(self, net: jax.Array, key: jax.Array, stream: Any, normaliser: Any = None) -> TrainState:
-        """The state before the first iteration. net: key of the networks."""
+    def begin(self, net: jax.Array, key: jax.Array, stream: Any) -> TrainState:
+        """The state before the first iteration, its normaliser aside. net: key of the networks."""
         flat = ravel_pytree(self.policy.init(net))[0]
         zero = jnp.zeros((), jnp.int32)
-        return TrainState(flat, optimiser(self.method.update).init(flat), stream, key, zero, zero, normaliser)
+        return TrainState(flat, optimiser(self.method.update).init(flat), stream, key, zero, zero)
+
+    def unnormalised(self, dtype: Any) -> Normaliser:
+        """The normaliser before the first observation."""
+        seen = nothing((self.policy.observation_size,), dtype) if self.setup.normalise_observation else None
+        return Normaliser(seen, nothing((), dtype) if self.setup.normalise_reward else None)
+
+    def seen(self, book: Collection, known: dict[str, Any], scale: Any) -> Collection:
+        """The collection as the update sees it. known: see `normalise.statistics`. scale: multiplies rewards."""
+        parts = {"observation": self.policy.observed(known, book.observation), "reward": scale * book.reward}
+        if self.policy.critic:
+            parts["next_observation"] = self.policy.observed(known, book.next_observation)
+        return book._replace(**parts)
 
     def rate(self, env_steps: jax.Array) -> jax.Array:
         """The learning rate after so many environment steps; nan where the update finds its own step."""
