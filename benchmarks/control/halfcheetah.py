@@ -1,29 +1,37 @@
-"""PPO on a MuJoCo task beside the limit, raw physics, and beside Stable-Baselines3, in one run on one machine.
+"""PPO on a MuJoCo task beside the limit, raw physics, and beside its peers, in one run on one machine.
 
-    pip install -e ".[mujoco]" stable-baselines3 && python benchmarks/control/halfcheetah.py
+    pip install -e ".[mujoco,bench]" torch==2.13.0 && python benchmarks/control/halfcheetah.py [TASK] [--all]
 
 Raw physics is MuJoCo's own batch with random controls on all threads, as many simulations as training has. Training is
 the task's preset, and then Stable-Baselines3's default batch settings (10 epochs, minibatches of 64 of 2,048), which
-is also what Stable-Baselines3 itself runs. The programs take turns, and the best of each is compared. Shares are of
-the training's time: physics (with reward and observation), acting, the update, restoring and saving states.
---sizes: also the rates from 8 to 4,096 simulations.
+is also what Stable-Baselines3 and the PPO in CleanRL's manner run. Each program runs in a process of its own, they take
+turns, and the best turn of each counts; peak memory is the process's. Shares are of the training's time: physics (with
+reward and observation), acting, the update, restoring and saving states.
+--all: also on one CPU, two runs side by side on one CPU each, and from 8 to 4,096 simulations. Rejax and Brax do not
+run Gymnasium's tasks (theirs of the same name are other simulations), and are not here.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
+import importlib.util
 import json
 import os
+import resource
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-ROUNDS, SECONDS = 3, 4.0
+ROUNDS, SECONDS = 3, 5.0
 DEFAULTS = {"setup.envs": 16, "sampler.horizon": 128, "sampler.minibatches": 32, "sampler.epochs": 10}
 SIZES = (8, 32, 128, 512, 2048, 4096)
+PEERS = {"stable-baselines3": "stable_baselines3", "cleanrl-style": "torch"}
+"""Peers, and the package that each needs."""
 
 
 def paced(step: Callable[[], int], seconds: float = SECONDS) -> float:
@@ -97,12 +105,10 @@ class Training:
         return {**known, "other": 1 - sum(known.values())}
 
 
-def stable_baselines(task: str) -> Callable[[], int] | None:
-    """One collection and update of Stable-Baselines3's PPO at its defaults, or None where it is not installed."""
-    try:
-        from stable_baselines3 import PPO
-    except ImportError:
-        return None
+def stable_baselines(task: str) -> Callable[[], int]:
+    """One collection and update of Stable-Baselines3's PPO at its defaults."""
+    from stable_baselines3 import PPO
+
     model = PPO("MlpPolicy", task, device="cpu", seed=0)
 
     def step() -> int:
@@ -112,67 +118,131 @@ def stable_baselines(task: str) -> Callable[[], int] | None:
     return step
 
 
+def program(name: str, task: str, size: int | None) -> Callable[[], int]:
+    """What one process measures."""
+    if name == "stable-baselines3":
+        return stable_baselines(task)
+    if name == "cleanrl-style":
+        from cleanrl_style import Program
+
+        return Program(task)
+    from apportion.control.cache import enable
+    from apportion.control.train import prepare
+
+    enable()
+    if name == "physics":
+        return physics(task, size or prepare("ppo", task).setup.envs)
+    if name == "sb3-batches":
+        return Training(task, **DEFAULTS)
+    sized = {} if size is None else {"setup.envs": size, "sampler.minibatches": max(1, size // 4)}
+    return Training(task, **sized)
+
+
+def measure(name: str, task: str, size: int | None) -> dict[str, Any]:
+    """One program's rate, peak memory and, of training, shares of its time and seconds of compilation."""
+    step = program(name, task, size)
+    step()
+    found: dict[str, Any] = {"rate": paced(step)}
+    found["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    if isinstance(step, Training):
+        found |= {"shares": step.shares(), "compile_s": step.compiling}
+    return found
+
+
+def started(name: str, task: str, cpus: Sequence[int] | None = None, size: int | None = None) -> subprocess.Popen[str]:
+    """A process that measures; on some CPUs only, if they are given."""
+    given = ["--measure", name, *(["--size", str(size)] if size else [])]
+    given += ["--cpus", ",".join(map(str, cpus))] if cpus else []
+    return subprocess.Popen([sys.executable, __file__, task, *given], stdout=subprocess.PIPE, text=True)
+
+
+def read(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, _ = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(map(str, process.args))} failed")
+    return json.loads(out.splitlines()[-1])
+
+
+def best(turns: list[dict[str, Any]]) -> dict[str, Any]:
+    return max(turns, key=lambda turn: turn["rate"])
+
+
 def compare(task: str) -> dict[str, Any]:
-    """Rates of everything, best of several turns."""
-    preset, same = Training(task), Training(task, **DEFAULTS)
-    programs: dict[str, Callable[[], int]] = {
-        "raw physics": physics(task, preset.engine.size),
-        "apportion, preset": preset,
-        "apportion, SB3's batches": same,
-    }
-    if (theirs := stable_baselines(task)) is not None:
-        programs[f"Stable-Baselines3 {importlib.metadata.version('stable-baselines3')}"] = theirs
-    rates = dict.fromkeys(programs, 0.0)
-    for step in programs.values():
-        step()
+    """The best turn of every program that is installed, and what is not."""
+    names = ["physics", "preset", "sb3-batches", *PEERS]
+    absent = [name for name, package in PEERS.items() if importlib.util.find_spec(package) is None]
+    turns: dict[str, list[dict[str, Any]]] = {name: [] for name in names if name not in absent}
     for _ in range(ROUNDS):
-        rates = {name: max(rates[name], paced(step)) for name, step in programs.items()}
-    shares = {"apportion, preset": preset.shares(), "apportion, SB3's batches": same.shares()}
-    return {"task": task, "cpus": os.cpu_count(), "rates": rates, "shares": shares, "compile_s": preset.compiling}
+        for name, mine in turns.items():
+            mine.append(read(started(name, task)))
+    return {"programs": {name: best(mine) for name, mine in turns.items()}, "absent": absent}
+
+
+def threads(task: str) -> dict[str, float]:
+    """Training and physics on one CPU, and two trainings side by side on one CPU each; best of several turns."""
+    rates: dict[str, list[float]] = {"physics, one CPU": [], "training, one CPU": [], "two trainings, one CPU each": []}
+    for _ in range(ROUNDS):
+        rates["physics, one CPU"].append(read(started("physics", task, [0]))["rate"])
+        rates["training, one CPU"].append(read(started("preset", task, [0]))["rate"])
+        both = [started("preset", task, [cpu]) for cpu in (0, 1)]
+        rates["two trainings, one CPU each"].append(sum(read(process)["rate"] for process in both))
+    return {name: max(found) for name, found in rates.items()}
 
 
 def sizes(task: str) -> list[dict[str, float]]:
     """Raw physics and training (64 steps, minibatches of 256 or the whole collection) by number of simulations."""
     rows = []
     for size in SIZES:
-        raw = paced(physics(task, size), SECONDS / 2)
-        training = Training(task, **{"setup.envs": size, "sampler.minibatches": max(1, size // 4)})
-        training()
-        rows.append({"simulations": size, "raw": raw, "training": paced(training, SECONDS)})
+        raw, training = read(started("physics", task, size=size)), read(started("preset", task, size=size))
+        row = {"simulations": size, "physics": raw["rate"], "training": training["rate"]}
+        rows.append(row | {"peak_mb": training["peak_mb"]})
     return rows
 
 
 def show(found: dict[str, Any]) -> None:
     """Print as tables."""
-    rates = found["rates"]
+    limit, peer = found["programs"]["physics"]["rate"], found["programs"].get("stable-baselines3", {}).get("rate")
     print(f"{found['task']}, {found['cpus']} CPUs, best of {ROUNDS} turns\n")
-    print(f"{'':<28}{'env steps/s':>12}{'of physics':>12}   where the time goes")
-    for name, rate in rates.items():
-        shares = " ".join(f"{k} {v:.0%}" for k, v in found["shares"].get(name, {}).items())
-        print(f"{name:<28}{rate:>12,.0f}{rate / rates['raw physics']:>12.0%}   {shares}")
-    if "Stable" not in " ".join(rates):
-        print("Stable-Baselines3 is not installed here, and was not run")
-    print(f"\ncompiling the preset: {found['compile_s']:.1f} s")
+    print(f"{'':<20}{'env steps/s':>12}{'of physics':>12}{'of SB3':>8}{'peak MB':>9}   where the time goes")
+    for name, one in found["programs"].items():
+        shares = " ".join(f"{k} {v:.1%}" for k, v in one.get("shares", {}).items())
+        times = f"{one['rate'] / peer:.1f}x" if peer else ""
+        print(
+            f"{name:<20}{one['rate']:>12,.0f}{one['rate'] / limit:>12.0%}{times:>8}{one['peak_mb']:>9,.0f}   {shares}"
+        )
+    for name in found["absent"]:
+        print(f"{name} needs {PEERS[name]}, which is not installed here; it was not run")
+    print(f"\ncompiling the preset: {found['programs']['preset']['compile_s']:.1f} s (less where the cache has it)")
+    for name, rate in found.get("threads", {}).items():
+        print(f"{name:<30}{rate:>10,.0f}")
+    if "threads" in found:
+        one, two = (found["threads"][name] for name in ("training, one CPU", "two trainings, one CPU each"))
+        print(f"{'side by side':<30}{two / one:>9.2f}x")
     for row in found.get("sizes", []):
-        print(f"{row['simulations']:>6} simulations: physics {row['raw']:>9,.0f}, training {row['training']:>9,.0f}")
+        raw, training = f"physics {row['physics']:>9,.0f}", f"training {row['training']:>9,.0f}"
+        print(f"{row['simulations']:>6} simulations: {raw}, {training}, {row['peak_mb']:>6,.0f} MB")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", nargs="?", default="HalfCheetah-v5", metavar="TASK")
-    parser.add_argument("--sizes", action="store_true")
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--all", action="store_true", help="also threads and sizes")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--measure", metavar="PROGRAM", help="only one program, in this process, as one line of JSON")
+    parser.add_argument("--size", type=int, metavar="M", help="of --measure: simulations")
+    parser.add_argument("--cpus", metavar="0,1", help="of --measure: the CPUs to run on")
     args = parser.parse_args()
-    from apportion.control.cache import enable
-
-    enable()
-    found = compare(args.task)
-    if args.sizes:
-        found["sizes"] = sizes(args.task)
+    if args.measure:
+        if args.cpus:
+            os.sched_setaffinity(0, set(map(int, args.cpus.split(","))))
+        print(json.dumps(measure(args.measure, args.task, args.size)))
+        return
+    found = {"task": args.task, "cpus": os.cpu_count()} | compare(args.task)
+    if args.all:
+        found |= {"threads": threads(args.task), "sizes": sizes(args.task)}
     show(found)
     if args.json:
-        with open(args.json, "w") as file:
-            json.dump(found, file, indent=2)
+        args.json.write_text(json.dumps(found, indent=2))
 
 
 if __name__ == "__main__":
