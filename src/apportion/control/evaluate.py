@@ -186,21 +186,29 @@ def _act(
     policy: Policy, greedy: bool, networks: Parameters, x: jax.Array, seed: jax.Array, draw: jax.Array
 ) -> jax.Array:
     if greedy:
-        return policy.mode(networks, x)
+        return policy.applied(policy.mode(networks, x))
     key = jax.random.fold_in(jax.random.key(seed), draw)
-    return policy.sample(networks, x, policy.noise(key, x.shape[:-1]))[0]
+    return policy.applied(policy.sample(networks, x, policy.noise(key, x.shape[:-1]))[0])
+
+
+def load(out: Path) -> tuple[dict[str, Any], dict[str, Any], TrainedPolicy]:
+    """The run in a folder: its configuration, where it stands, and its finished policy or else its last checkpoint's.
+
+    Raises ApportionError for a folder that is missing, holds no run, or holds a checkpoint of another task.
+    """
+    config = read_config(out)
+    fields: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in config["policy"].items()}
+    policy = Policy(**fields)
+    about, networks = checkpoint.load_networks(out, policy, config)
+    return config, about, TrainedPolicy(find(config["task"]), policy, networks, config["seed"])
 
 
 def evaluate_run(out: str | Path, episodes: int = EPISODES, seed: int = 0) -> dict[str, Any]:
     """Score the run in a folder, deterministically: its finished policy, or its last checkpoint.
 
-    Returns method, task, seed (of training), env_steps and `Evaluation.summary`. Raises ApportionError for a folder
-    that is missing, holds no run, or holds a checkpoint of another task.
+    Returns method, task, seed (of training), env_steps and `Evaluation.summary`. Raises as `load` does.
     """
-    out = Path(out)
-    config = read_config(out)
-    policy = Policy(**config["policy"] | {"hidden": tuple(config["policy"]["hidden"])})
-    about, networks = checkpoint.load_networks(out, policy, config)
-    result = evaluate_policy(find(config["task"]), policy, networks, episodes, seed)
+    config, about, p = load(Path(out))
+    result = evaluate_policy(p.simulator, p.policy, p.networks, episodes, seed)
     told = {"method": config["method"]["name"], "task": config["task"], "seed": config["seed"]}
     return told | {"env_steps": about["env_steps"]} | result.summary()
