@@ -124,6 +124,11 @@ def train(args: Namespace) -> None:
     # Refused before JAX is imported; whether an override fits is decided where the task's preset is known.
     method(args.method)
     overrides = [override(text) for text in args.overrides]
+    callbacks = []
+    if args.log is not None:
+        from apportion.runs.trackers import trackers
+
+        callbacks = trackers(args.log)
     from apportion.control.run import train_run
 
     summary = train_run(
@@ -135,6 +140,7 @@ def train(args: Namespace) -> None:
         overrides=overrides,
         resume=args.resume,
         quiet=args.json,
+        callbacks=callbacks,
     )
     _print_summary(summary, args.json)
 
