@@ -152,6 +152,19 @@ def evaluate(args: Namespace) -> None:
     _print_summary(evaluate_run(Path(args.dir), episodes=args.episodes), args.json)
 
 
+def video(args: Namespace) -> None:
+    """`apportion video DIR [--out FILE.mp4] [--episodes N] [--seed S] [--camera NAME]`."""
+    from apportion.control.video import video as run
+
+    film = run(Path(args.dir), args.out, args.episodes, args.seed, args.camera, quiet=args.json)
+    if args.json:
+        _print_json(film)
+        return
+    for k, (total, length) in enumerate(zip(film["returns"], film["lengths"], strict=True)):
+        print(f"episode {k}: return {total:,.6g} in {length:,} steps")
+    print(f"{film['out']}: {film['frames']:,} frames, {film['seconds']:g} s")
+
+
 def _print_summary(summary: dict[str, Any], as_json: bool) -> None:
     if as_json:
         _print_json(summary)
@@ -176,5 +189,6 @@ RUN = {
     "toy": toy,
     "train": train,
     "eval": evaluate,
+    "video": video,
     "demo": demo,
 }

@@ -98,6 +98,15 @@ def _eval(p: argparse.ArgumentParser) -> None:
     _json(p)
 
 
+def _video(p: argparse.ArgumentParser) -> None:
+    p.add_argument("dir", metavar="DIR", help="the folder of a run")
+    p.add_argument("--out", metavar="FILE.mp4", help="the film (default: video.mp4 in the folder)")
+    p.add_argument("--episodes", type=_count, default=1, metavar="N", help="how many, one after another (default: 1)")
+    p.add_argument("--seed", type=int, default=0, metavar="S", help="of the start states (default: 0, as eval)")
+    p.add_argument("--camera", metavar="NAME", help="a camera of the MuJoCo model")
+    _json(p)
+
+
 def _demo(p: argparse.ArgumentParser) -> None:
     p.add_argument("--out", default="demo", metavar="DIR", help="where to write the report (default: demo)")
 
@@ -109,6 +118,7 @@ COMMANDS = {
     "toy": ("the published figures of the exact language, reproduced", _toy),
     "train": ("train a method on a control task", _train),
     "eval": ("evaluate a trained policy", _eval),
+    "video": ("a film of a trained policy", _video),
     "demo": ("five methods on CartPole and on the exact language, with a report", _demo),
 }
 
