@@ -75,6 +75,12 @@ def test_the_film_is_the_evaluation(painted, tmp_path):
         at += length + 1
 
 
+def test_an_environment_that_does_not_draw_says_so(painted, monkeypatch):
+    monkeypatch.setattr(Painted, "__init__", lambda self: None)
+    with pytest.raises(ApportionError, match=r"Painted-v0 draws no picture: .*render_mode"):
+        video(painted, quiet=True)
+
+
 def test_by_default_it_lies_in_the_run(painted):
     assert video(painted, quiet=True)["out"] == str(painted / "video.mp4")
     assert (painted / "video.mp4").exists()

@@ -190,12 +190,16 @@ def make(id: str, film: bool = False) -> Env:
     if not module and name not in gymnasium.registry:  # Gymnasium would take the nearest version for one without
         raise UnknownName("task", id, _newest(gymnasium.registry))
     try:
-        mode = "rgb_array" if film else None
-        return gymnasium.make(id, max_episode_steps=-1, disable_env_checker=True, render_mode=mode)
+        mode = {"render_mode": "rgb_array"} if film else {}
+        return gymnasium.make(id, max_episode_steps=-1, disable_env_checker=True, **mode)
     except (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound, gymnasium.error.VersionNotFound):
         raise UnknownName("task", id, _newest(gymnasium.registry)) from None
     except (gymnasium.error.Error, ImportError) as error:
         raise ApportionError(f"Gymnasium cannot make {id}: {_first(error)}") from None
+    except TypeError as error:
+        if not film:
+            raise
+        raise ApportionError(f"{id} draws no picture: {_first(error)}") from None
 
 
 def _newest(ids: Any) -> list[str]:
