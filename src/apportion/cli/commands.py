@@ -124,6 +124,11 @@ def train(args: Namespace) -> None:
     # Refused before JAX is imported; whether an override fits is decided where the task's preset is known.
     method(args.method)
     overrides = [override(text) for text in args.overrides]
+    callbacks = []
+    if args.log is not None:
+        from apportion.runs.trackers import trackers
+
+        callbacks = trackers(args.log)
     from apportion.control.run import train_run
 
     summary = train_run(
@@ -135,6 +140,7 @@ def train(args: Namespace) -> None:
         overrides=overrides,
         resume=args.resume,
         quiet=args.json,
+        callbacks=callbacks,
     )
     _print_summary(summary, args.json)
 
@@ -144,6 +150,19 @@ def evaluate(args: Namespace) -> None:
     from apportion.control.run import evaluate_run
 
     _print_summary(evaluate_run(Path(args.dir), episodes=args.episodes), args.json)
+
+
+def video(args: Namespace) -> None:
+    """`apportion video DIR [--out FILE.mp4] [--episodes N] [--seed S] [--camera NAME]`."""
+    from apportion.control.video import video as run
+
+    film = run(Path(args.dir), args.out, args.episodes, args.seed, args.camera, quiet=args.json)
+    if args.json:
+        _print_json(film)
+        return
+    for k, (total, length) in enumerate(zip(film["returns"], film["lengths"], strict=True)):
+        print(f"episode {k}: return {total:,.6g} in {length:,} steps")
+    print(f"{film['out']}: {film['frames']:,} frames, {film['seconds']:g} s")
 
 
 def _print_summary(summary: dict[str, Any], as_json: bool) -> None:
@@ -170,5 +189,6 @@ RUN = {
     "toy": toy,
     "train": train,
     "eval": evaluate,
+    "video": video,
     "demo": demo,
 }

@@ -87,6 +87,7 @@ def _train(p: argparse.ArgumentParser) -> None:
     p.add_argument("--seed", type=int, default=0, metavar="S", help="of everything random (default: 0)")
     p.add_argument("--out", metavar="DIR", help="the run's folder")
     p.add_argument("--resume", action="store_true", help="go on with the run that --out holds")
+    p.add_argument("--log", metavar="NAMES", help="trackers told of every row, of tensorboard,wandb,trackio")
     _json(p)
     _set(p)
 
@@ -94,6 +95,15 @@ def _train(p: argparse.ArgumentParser) -> None:
 def _eval(p: argparse.ArgumentParser) -> None:
     p.add_argument("dir", metavar="DIR", help="the folder of a run")
     p.add_argument("--episodes", type=_count, default=20, metavar="N", help="how many (default: 20)")
+    _json(p)
+
+
+def _video(p: argparse.ArgumentParser) -> None:
+    p.add_argument("dir", metavar="DIR", help="the folder of a run")
+    p.add_argument("--out", metavar="FILE.mp4", help="the film (default: video.mp4 in the folder)")
+    p.add_argument("--episodes", type=_count, default=1, metavar="N", help="how many, one after another (default: 1)")
+    p.add_argument("--seed", type=int, default=0, metavar="S", help="of the start states (default: 0, as eval)")
+    p.add_argument("--camera", metavar="NAME", help="a camera of the MuJoCo model")
     _json(p)
 
 
@@ -108,6 +118,7 @@ COMMANDS = {
     "toy": ("the published figures of the exact language, reproduced", _toy),
     "train": ("train a method on a control task", _train),
     "eval": ("evaluate a trained policy", _eval),
+    "video": ("a film of a trained policy", _video),
     "demo": ("five methods on CartPole and on the exact language, with a report", _demo),
 }
 

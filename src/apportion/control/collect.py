@@ -18,7 +18,8 @@ from apportion.control.simulators import Simulator
 class Collection(NamedTuple):
     """Rows of a collection, time first: T steps of M = N·G simulations.
 
-    observation [T M O]; action [T M ...] unclipped; logq, reward [T M]; mask, terminated, truncated [T M] bool;
+    observation [T M O]; action [T M ...] as sampled, before any clip or squash; logq, reward [T M]; mask, terminated,
+    truncated [T M] bool;
     next_observation [T M O] the true next observation, before any reset (empty when no critic reads it).
     """
 
@@ -78,7 +79,7 @@ def segment(
     def step(at: Stream, draw: tuple[jax.Array, jax.Array]) -> tuple[Stream, tuple[Collection, Finished]]:
         observation = jax.vmap(simulator.observe)(at.state)
         action, logq = policy.sample(parameters, observation, draw[0], temperature)
-        state, reward, terminated = jax.vmap(simulator.step)(at.state, action)
+        state, reward, terminated = jax.vmap(simulator.step)(at.state, policy.applied(action))
         clock, total = at.clock + 1, at.reward + reward
         truncated = simulator.truncated(clock) & ~terminated
         done = terminated | truncated
@@ -136,7 +137,7 @@ def episodes(
         action, logq = policy.sample(parameters, observation, noise, temperature)
         mode = policy.mode(parameters, observation)
         action = jnp.where(greedy.reshape(size, *(1 for _ in policy.action_shape)), mode, action)
-        state, reward, terminated = jax.vmap(simulator.step)(state, action)
+        state, reward, terminated = jax.vmap(simulator.step)(state, policy.applied(action))
         terminated = terminated & alive
         truncated = alive & ~terminated & (t + 1 >= horizon)
         following = jax.vmap(simulator.observe)(state) if policy.critic else jnp.zeros((size, 0))

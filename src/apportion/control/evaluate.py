@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,10 +17,11 @@ import numpy as np
 
 from apportion.control import checkpoint
 from apportion.control.cache import enable
+from apportion.control.collect import Collection
 from apportion.control.collect import episodes as collect_episodes
 from apportion.control.engine import Plan
 from apportion.control.host_collect import bounded
-from apportion.control.hosts import World, world
+from apportion.control.hosts import Host, World, world
 from apportion.control.policy import Parameters, Policy
 from apportion.control.simulators import SIMULATORS, Simulator
 from apportion.core.errors import ApportionError
@@ -72,13 +74,18 @@ def actor_of(policy: Policy, parameters: Parameters) -> tuple[Policy, Parameters
     return actor, {name: value for name, value in parameters.items() if name != "critic"}
 
 
-def _episodes(
+def play(
     simulator: Simulator, policy: Policy, count: int, deterministic: bool, parameters: Parameters, seed: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, Collection]:
+    """E episodes of an actor: their start states [E D], and what happened."""
     start_key, act_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), _STREAM))
     starts = jax.vmap(simulator.reset)(jax.random.split(start_key, count))
     greedy = jnp.full(count, deterministic)
-    book = collect_episodes(simulator, policy, parameters, starts, act_key, greedy, simulator.horizon)
+    return starts, collect_episodes(simulator, policy, parameters, starts, act_key, greedy, simulator.horizon)
+
+
+def _episodes(*given: Any) -> tuple[jax.Array, jax.Array]:
+    _, book = play(*given)
     return jnp.sum(book.reward, axis=0), jnp.sum(book.mask, axis=0)
 
 
@@ -95,20 +102,31 @@ def find(id: str) -> Simulator | World:
     return SIMULATORS[id] if id in SIMULATORS else world(id)
 
 
-def _on_host(
-    world: World, policy: Policy, count: int, deterministic: bool, networks: Parameters, seed: int
+def play_on_host(
+    world: World,
+    policy: Policy,
+    count: int,
+    deterministic: bool,
+    networks: Parameters,
+    seed: int,
+    watch: Callable[[Host, np.ndarray], None] = lambda host, moved: None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns [E] and lengths [E]."""
+    """Returns [E] and lengths [E] of E episodes of an actor.
+
+    watch: called with the simulations and which of them [E] have just moved: all at the start, the live ones after.
+    """
     host = world.open(count)
     try:
         host.reset(None, np.random.SeedSequence([seed, _STREAM]).generate_state(count).tolist())
         total, length, live = np.zeros(count), np.zeros(count, np.int64), np.ones(count, bool)
+        watch(host, live)
         for t in range(min(world.horizon, LONGEST)):
             seen = host.observe().astype(np.float32)
             action = np.asarray(_act(policy, deterministic, networks, seen, np.uint32(seed), np.uint32(t)))
             step = host.step(bounded(host, action), live)
             total += step.reward
             length += live & ~step.broken
+            watch(host, live & ~step.broken)
             live = live & ~(step.terminated | step.broken | host.truncated())
             if not live.any():
                 break
@@ -135,7 +153,7 @@ def evaluate_policy(
     enable()
     actor, parameters = actor_of(policy, parameters)
     if isinstance(simulator, World):
-        return Evaluation(*_on_host(simulator, actor, episodes, deterministic, parameters, seed))
+        return Evaluation(*play_on_host(simulator, actor, episodes, deterministic, parameters, seed))
     returns, lengths = program(simulator, actor, episodes, deterministic)(parameters, np.uint32(seed))
     return Evaluation(np.asarray(returns), np.asarray(lengths))
 
@@ -186,21 +204,29 @@ def _act(
     policy: Policy, greedy: bool, networks: Parameters, x: jax.Array, seed: jax.Array, draw: jax.Array
 ) -> jax.Array:
     if greedy:
-        return policy.mode(networks, x)
+        return policy.applied(policy.mode(networks, x))
     key = jax.random.fold_in(jax.random.key(seed), draw)
-    return policy.sample(networks, x, policy.noise(key, x.shape[:-1]))[0]
+    return policy.applied(policy.sample(networks, x, policy.noise(key, x.shape[:-1]))[0])
+
+
+def load(out: Path) -> tuple[dict[str, Any], dict[str, Any], TrainedPolicy]:
+    """The run in a folder: its configuration, where it stands, and its finished policy or else its last checkpoint's.
+
+    Raises ApportionError for a folder that is missing, holds no run, or holds a checkpoint of another task.
+    """
+    config = read_config(out)
+    fields: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in config["policy"].items()}
+    policy = Policy(**fields)
+    about, networks = checkpoint.load_networks(out, policy, config)
+    return config, about, TrainedPolicy(find(config["task"]), policy, networks, config["seed"])
 
 
 def evaluate_run(out: str | Path, episodes: int = EPISODES, seed: int = 0) -> dict[str, Any]:
     """Score the run in a folder, deterministically: its finished policy, or its last checkpoint.
 
-    Returns method, task, seed (of training), env_steps and `Evaluation.summary`. Raises ApportionError for a folder
-    that is missing, holds no run, or holds a checkpoint of another task.
+    Returns method, task, seed (of training), env_steps and `Evaluation.summary`. Raises as `load` does.
     """
-    out = Path(out)
-    config = read_config(out)
-    policy = Policy(**config["policy"] | {"hidden": tuple(config["policy"]["hidden"])})
-    about, networks = checkpoint.load_networks(out, policy, config)
-    result = evaluate_policy(find(config["task"]), policy, networks, episodes, seed)
+    config, about, p = load(Path(out))
+    result = evaluate_policy(p.simulator, p.policy, p.networks, episodes, seed)
     told = {"method": config["method"]["name"], "task": config["task"], "seed": config["seed"]}
     return told | {"env_steps": about["env_steps"]} | result.summary()

@@ -17,8 +17,8 @@ from apportion.control.hosts import Host, Step
 from apportion.control.policy import Policy
 
 Array = NDArray[Any]
-Act = Callable[[int, Array], tuple[Array, Array]]
-"""``(t, observation [M O] float32) -> action [M ...], logq [M]``."""
+Act = Callable[[int, Array], tuple[Array, Array, Array]]
+"""``(t, observation [M O] float32) -> action [M ...] as sampled, logq [M], the action as the task is given it``."""
 
 
 class HostStream(NamedTuple):
@@ -69,8 +69,7 @@ def segment(
     seen = host.observe()
     for t in range(steps):
         book.observation[t] = seen
-        action, book.logq[t] = act(t, book.observation[t])
-        book.action[t] = action
+        book.action[t], book.logq[t], action = act(t, book.observation[t])
         step = host.step(bounded(host, action))
         truncated = host.truncated() & ~step.terminated & ~step.broken
         _write(book, t, step, truncated, ~step.broken)
@@ -103,8 +102,7 @@ def episodes(host: Host, act: Act, book: Any, gamma: float = 1.0) -> Array:
     seen = host.observe()
     for t in range(steps):
         book.observation[t] = seen
-        action, book.logq[t] = act(t, book.observation[t])
-        book.action[t] = action
+        book.action[t], book.logq[t], action = act(t, book.observation[t])
         step = host.step(bounded(host, action), live)
         going = live & ~step.terminated & ~step.broken
         truncated = going & (host.truncated() | (t + 1 == steps))

@@ -184,12 +184,12 @@ class HostEngine(Plan):
     def _acting(self, flat: jax.Array, known: Any, key: jax.Array) -> Act:
         noise: Any = None
 
-        def act(t: int, observation: Array) -> tuple[Array, Array]:
+        def act(t: int, observation: Array) -> tuple[Array, Array, Array]:
             nonlocal noise
             if t % BLOCK == 0:
                 noise = self._noise(key, t // BLOCK)
-            action, logq = self._act(flat, known, noise, t % BLOCK, observation)
-            return np.asarray(action), np.asarray(logq)
+            action, logq, applied = self._act(flat, known, noise, t % BLOCK, observation)
+            return np.asarray(action), np.asarray(logq), np.asarray(applied)
 
         return act
 
@@ -207,7 +207,7 @@ class HostEngine(Plan):
         return jax.jit(lambda key, block: self.policy.noise(jax.random.fold_in(key, block), (BLOCK, self.size)))
 
     @cached_property
-    def _act(self) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    def _act(self) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
         sampler = self.method.sampler
         companion = np.arange(self.size) % self.width == self.shape[1]
 
@@ -217,7 +217,7 @@ class HostEngine(Plan):
             if sampler.greedy:
                 mode = self.policy.mode(parameters, observation)
                 action = jnp.where(companion.reshape(-1, *(1 for _ in self.policy.action_shape)), mode, action)
-            return action, logq
+            return action, logq, self.policy.applied(action)
 
         return jax.jit(act)
 

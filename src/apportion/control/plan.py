@@ -17,7 +17,7 @@ from apportion.control.hosts.world import World
 from apportion.control.learn import Learner, Rows, Signals, annealed, optimiser
 from apportion.control.natural import natural_update
 from apportion.control.normalise import Normaliser, nothing, statistics
-from apportion.control.policy import ACTIVATIONS, Parameters, Policy, policy_for
+from apportion.control.policy import ACTIVATIONS, LOG_STD_BOUNDS, STDS, Parameters, Policy, Std, policy_for
 from apportion.control.simulators import Simulator
 from apportion.core.errors import ApportionError, InvalidMethod, UnknownName
 from apportion.core.method import Method
@@ -32,6 +32,8 @@ class Setup:
     """What a run needs beside its method.
 
     envs: simulations in a stream, or groups N of a collection of episodes. hidden, activation, log_std: the networks.
+    std: "independent" of the state or "dependent" on it; squash: actions through tanh to the task's bounds, instead of
+    clipped to them (see `Policy`; both for continuous actions).
     normalise_observation: centre and scale observations by their running statistics, clipped to ±10.
     normalise_reward: divide rewards by the running standard deviation of the discounted return; what is reported
     stays raw. stagger: cut the first episodes of a stream at times spread over the time limit, so that a segment shows
@@ -46,6 +48,8 @@ class Setup:
     normalise_observation: bool = False
     normalise_reward: bool = False
     stagger: bool = False
+    std: Std = "independent"
+    squash: bool = False
 
     def __post_init__(self) -> None:
         def count(x: Any) -> bool:
@@ -58,11 +62,18 @@ class Setup:
         real = isinstance(self.log_std, int | float) and not isinstance(self.log_std, bool)
         if not (real and math.isfinite(self.log_std)):
             raise ApportionError(f"setup.log_std is {self.log_std!r}; it must be a finite number")
-        for name in ("normalise_observation", "normalise_reward", "stagger"):
+        for name in ("normalise_observation", "normalise_reward", "stagger", "squash"):
             if not isinstance(getattr(self, name), bool):
                 raise ApportionError(f"setup.{name} is {getattr(self, name)!r}; it must be True or False")
         if self.activation not in ACTIVATIONS:
             raise UnknownName("activation", self.activation, ACTIVATIONS)
+        if self.std not in STDS:
+            raise UnknownName("setup.std", self.std, STDS)
+        low, high = LOG_STD_BOUNDS
+        if self.std == "dependent" and not low < self.log_std < high:
+            raise ApportionError(
+                f"setup.log_std is {self.log_std}; with setup.std='dependent' it must be between {low:g} and {high:g}"
+            )
 
 
 class TrainState(NamedTuple):
@@ -158,6 +169,8 @@ class Plan:
             activation=self.setup.activation,
             log_std=self.setup.log_std,
             normalise=self.setup.normalise_observation,
+            std=self.setup.std,
+            squash=self.setup.squash,
         )
 
     @cached_property
@@ -270,7 +283,17 @@ def refusals(plan: Plan) -> list[tuple[bool, str]]:
     reference = not isinstance(method.kl, NoKL) or isinstance(method.trust, PairLogistic)
     foreign = sampler.proposer != "policy" or sampler.feedback != "reward"
     whole = sampler.greedy or method.ratio.per_sequence
+    continuous = plan.setup.squash or plan.setup.std != "independent"
+    bounds = (*plan.simulator.action_low, *plan.simulator.action_high)
     return [
+        (
+            continuous and plan.simulator.action_count > 0,
+            "its actions are discrete; leave setup.std and setup.squash as they are",
+        ),
+        (
+            plan.setup.squash and not all(math.isfinite(x) for x in bounds),
+            "its actions have no finite bounds to squash them to; set setup.squash=False",
+        ),
         (
             foreign,
             "control learns from the task's reward on the policy's own actions; choose another method, or train this "

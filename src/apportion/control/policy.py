@@ -1,4 +1,9 @@
-"""Policies and critics on vector observations: plain MLPs, categorical or Gaussian heads.
+"""Policies and critics on vector observations: plain MLPs, categorical, Gaussian or tanh-squashed Gaussian heads.
+
+What a policy with a squash samples, scores and takes as its mode is the value u *before* it: that is what collections
+store, so that no atanh is ever needed. `Policy.applied` turns it into the task's action,
+low + (high - low)(tanh u + 1)/2. Log-probabilities are densities of that action: those of u less log |da/du| per
+dimension, in a form that stays finite when tanh saturates: log(1 - tanh² u) = 2 (log 2 - u - softplus(-2u)).
 
 Parameters are a pytree of float32 arrays; every function is pure and takes a batch ``[..., O]``.
 
@@ -10,10 +15,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from apportion.control.hosts.world import World
 from apportion.control.simulators import Simulator
@@ -22,7 +28,14 @@ Parameters = Any
 
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "swish": jax.nn.swish}
 OBSERVED_CLIP = 10.0
+LOG_STD_BOUNDS = (-5.0, 2.0)
+"""A state-dependent log standard deviation stays between these, after Yarats & Kostrikov 2020 (pytorch_sac)."""
+Std = Literal["independent", "dependent"]
+STDS: tuple[str, ...] = get_args(Std)
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+_LOG_STD_CENTER, _LOG_STD_HALF = (sum(LOG_STD_BOUNDS) / 2, (LOG_STD_BOUNDS[1] - LOG_STD_BOUNDS[0]) / 2)
+_NODES = np.polynomial.hermite_e.hermegauss(32)
+"""Points and weights of Gauss-Hermite quadrature, for the entropy of a squashed Gaussian."""
 
 
 def orthogonal(key: jax.Array, rows: int, columns: int, gain: float) -> jax.Array:
@@ -59,8 +72,12 @@ class Policy:
 
     observation_size: O. action_count: discrete actions, 0 when continuous. action_size: A, 0 when discrete.
     hidden: widths. activation: "tanh", "relu" or "swish". log_std: initial log standard deviation of a
-    Gaussian policy (state-independent, learned). Initialisation: orthogonal, heads 0.01 (actor) and 1 (critic),
-    after Andrychowicz et al. 2021, section 3.2.
+    Gaussian policy. Initialisation: orthogonal, heads 0.01 (actor) and 1 (critic), after Andrychowicz et al. 2021,
+    section 3.2.
+
+    std: "independent" of the state, one learned log standard deviation per dimension; or "dependent", a second half of
+    the actor's head, kept within `LOG_STD_BOUNDS` by a tanh of slope one at their middle.
+    squash: actions are tanh(u) scaled to the bounds low and high (A floats each; empty without a squash).
 
     normalise: whether a trained policy's parameters hold, under "observed", the mean [O] and scale [O] that
     observations are normalised by (clipped to ±`OBSERVED_CLIP`). They are statistics and not trained: `init` leaves
@@ -75,6 +92,10 @@ class Policy:
     activation: str = "tanh"
     log_std: float = 0.0
     normalise: bool = False
+    std: Std = "independent"
+    squash: bool = False
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
 
     @property
     def discrete(self) -> bool:
@@ -90,8 +111,13 @@ class Policy:
         """Fresh parameters."""
         actor, critic = jax.random.split(key)
         body = (self.observation_size, *self.hidden)
-        parameters: dict[str, Any] = {"actor": _mlp_init(actor, (*body, self.action_count or self.action_size), 0.01)}
-        if not self.discrete:
+        heads = 2 if self.std == "dependent" else 1
+        outputs = self.action_count or heads * self.action_size
+        parameters: dict[str, Any] = {"actor": _mlp_init(actor, (*body, outputs), 0.01)}
+        if self.std == "dependent":
+            raw = _LOG_STD_CENTER + _LOG_STD_HALF * math.atanh((self.log_std - _LOG_STD_CENTER) / _LOG_STD_HALF)
+            parameters["actor"][-1]["b"] = jnp.repeat(jnp.array([0.0, raw]), self.action_size)[:, None]
+        elif not self.discrete:
             parameters["log_std"] = jnp.full(self.action_size, self.log_std, jnp.float32)
         if self.critic:
             parameters["critic"] = _mlp_init(critic, (*body, 1), 1.0)
@@ -115,6 +141,25 @@ class Policy:
     def _head(self, parameters: Parameters, observation: jax.Array) -> jax.Array:
         return self._mlp(parameters["actor"], self.observed(parameters, observation))
 
+    def _gaussian(self, parameters: Parameters, head: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Mean [A B] and log standard deviation, [A B] or [A 1], from the head."""
+        if self.std == "independent":
+            return head, parameters["log_std"][:, None]
+        mean, raw = jnp.split(head, 2)
+        return mean, _LOG_STD_CENTER + _LOG_STD_HALF * jnp.tanh((raw - _LOG_STD_CENTER) / _LOG_STD_HALF)
+
+    def _log_slope(self, u: jax.Array) -> jax.Array:
+        """log |da/du| of the squash, [A ...]; finite for every finite u."""
+        scale = jnp.log((jnp.array(self.high) - jnp.array(self.low)) / 2)
+        return scale.reshape(-1, *(1 for _ in u.shape[1:])) + 2 * (math.log(2) - u - jax.nn.softplus(-2 * u))
+
+    def applied(self, action: jax.Array) -> jax.Array:
+        """What the task is given, [... A] or [...], for an action as it was sampled: squashed, or as it is."""
+        if not self.squash:
+            return action
+        low, high = jnp.array(self.low), jnp.array(self.high)
+        return low + (high - low) * (jnp.tanh(action) + 1) / 2
+
     def value(self, parameters: Parameters, observation: jax.Array) -> jax.Array:
         """Critic's value ``[...]``."""
         return self._mlp(parameters["critic"], self.observed(parameters, observation)).reshape(observation.shape[:-1])
@@ -128,26 +173,31 @@ class Policy:
     def sample(
         self, parameters: Parameters, observation: jax.Array, noise: jax.Array, temperature: float = 1.0
     ) -> tuple[jax.Array, jax.Array]:
-        """Action and its log-probability (nats) under the distribution sampled; the action is not clipped."""
+        """Action and its log-probability (nats) under the distribution sampled; neither clipped nor squashed yet."""
         head, noise = self._head(parameters, observation), noise.reshape(-1, noise.shape[-1]).T
         if self.discrete:
             action = jnp.argmax(head / temperature + noise, axis=0)
         else:
-            action = head + temperature * jnp.exp(parameters["log_std"])[:, None] * noise
+            mean, log_std = self._gaussian(parameters, head)
+            action = mean + temperature * jnp.exp(log_std) * noise
         logp = self._log_prob(parameters, head, action, temperature)
         batch = observation.shape[:-1]
         return action.T.reshape(*batch, *self.action_shape), logp.reshape(batch)
 
     def mode(self, parameters: Parameters, observation: jax.Array) -> jax.Array:
-        """The most likely action."""
+        """The most likely action; of a squashed Gaussian the median, which is its mean before the squash."""
         head = self._head(parameters, observation)
-        action = jnp.argmax(head, axis=0) if self.discrete else head.T
+        action = jnp.argmax(head, axis=0) if self.discrete else self._gaussian(parameters, head)[0].T
         return action.reshape(*observation.shape[:-1], *self.action_shape)
 
     def log_prob(
         self, parameters: Parameters, observation: jax.Array, action: jax.Array, temperature: float = 1.0
     ) -> tuple[jax.Array, jax.Array]:
-        """Log-probability and entropy (nats), each ``[...]``; temperature multiplies the spread."""
+        """Log-probability and entropy (nats), each ``[...]``; temperature multiplies the spread.
+
+        The entropy of a squashed Gaussian has no closed form: that of u plus the mean of log |da/du|, by Gauss-Hermite
+        quadrature, which draws nothing and is differentiated like any other sum.
+        """
         batch = observation.shape[:-1]
         head = self._head(parameters, observation)
         action = action.reshape(-1, *self.action_shape).T
@@ -155,16 +205,21 @@ class Policy:
         if self.discrete:
             all_logp = jax.nn.log_softmax(head / temperature, axis=0)
             return logp, -jnp.sum(jnp.exp(all_logp) * all_logp, axis=0).reshape(batch)
-        entropy = jnp.sum(parameters["log_std"] + math.log(temperature) + 0.5 + _HALF_LOG_2PI)
-        return logp, jnp.broadcast_to(entropy, batch)
+        mean, log_std = self._gaussian(parameters, head)
+        entropy = jnp.sum(log_std + math.log(temperature) + 0.5 + _HALF_LOG_2PI, axis=0)
+        if self.squash:
+            nodes, mass = (jnp.asarray(x, jnp.float32) for x in _NODES)
+            slope = self._log_slope(mean[..., None] + temperature * jnp.exp(log_std)[..., None] * nodes)
+            entropy = entropy + jnp.sum(slope @ mass, axis=0) / jnp.sum(mass)
+        return logp, jnp.broadcast_to(entropy, logp.reshape(-1).shape).reshape(batch)
 
     def divergence(self, old: Parameters, new: Parameters, observation: jax.Array) -> jax.Array:
-        """KL(old || new) in nats at each observation, ``[...]``; untempered."""
+        """KL(old || new) in nats at each observation, ``[...]``; untempered. A squash does not change it."""
         was, now = (self._head(p, observation) for p in (old, new))
         if self.discrete:
             was, now = jax.nn.log_softmax(was, axis=0), jax.nn.log_softmax(now, axis=0)
             return jnp.sum(jnp.exp(was) * (was - now), axis=0).reshape(observation.shape[:-1])
-        was_std, now_std = (p["log_std"][:, None] for p in (old, new))
+        (was, was_std), (now, now_std) = self._gaussian(old, was), self._gaussian(new, now)
         spread = jnp.exp(2 * (was_std - now_std)) + ((was - now) * jnp.exp(-now_std)) ** 2
         return jnp.sum(now_std - was_std + (spread - 1) / 2, axis=0).reshape(observation.shape[:-1])
 
@@ -175,11 +230,15 @@ class Policy:
             # A sum against the indicator vectorises where a gather would be a scalar loop.
             chosen = action == jnp.arange(self.action_count)[:, None]
             return jnp.sum(jnp.where(chosen, all_logp, 0.0), axis=0)
-        log_std = parameters["log_std"][:, None] + math.log(temperature)
-        z = (action - head) * jnp.exp(-log_std)
-        return jnp.sum(-0.5 * z**2 - log_std - _HALF_LOG_2PI, axis=0)
+        mean, log_std = self._gaussian(parameters, head)
+        log_std = log_std + math.log(temperature)
+        z = (action - mean) * jnp.exp(-log_std)
+        each = -0.5 * z**2 - log_std - _HALF_LOG_2PI
+        return jnp.sum(each - self._log_slope(action) if self.squash else each, axis=0)
 
 
 def policy_for(simulator: Simulator | World, critic: bool, **shape: Any) -> Policy:
     """The policy whose heads fit the simulator's observations and actions."""
+    if shape.get("squash"):
+        shape |= {"low": simulator.action_low, "high": simulator.action_high}
     return Policy(simulator.observation_size, simulator.action_count, simulator.action_size, critic, **shape)

@@ -5,25 +5,25 @@ Killed at any moment, the folder can be gone on with, and its metrics and parame
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import sys
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from apportion.control import checkpoint
 from apportion.control.cache import enable
-from apportion.control.engine import Engine, Plan
-from apportion.control.evaluate import evaluate_policy, evaluate_run
+from apportion.control.engine import Engine
+from apportion.control.evaluate import TrainedPolicy, evaluate_policy, evaluate_run
 from apportion.control.host_engine import HostEngine
 from apportion.control.loop import Carry, Loop
-from apportion.control.train import Overrides, check_seed, prepare, summarise
+from apportion.control.train import Overrides, check_seed, configuration, prepare, summarise
 from apportion.core.errors import ApportionError
 from apportion.core.method import Method
+from apportion.runs.callbacks import Callbacks, RunInfo
 from apportion.runs.display import Display, Interrupt
 from apportion.runs.files import CHECKPOINT, METRICS, POLICY, SUMMARY, TIMING, load_arrays, read_json, write_json
-from apportion.runs.folder import claim, described, locked, versions
+from apportion.runs.folder import claim, locked
 from apportion.runs.lines import Lines, timing
 
 __all__ = ["evaluate_run", "train_run"]
@@ -41,52 +41,63 @@ def train_run(
     overrides: Overrides = (),
     resume: bool = False,
     quiet: bool = False,
+    callbacks: Iterable[Any] = (),
 ) -> dict[str, Any]:
     """Train in a folder and return what its summary.json holds.
 
     steps: environment steps; None takes the preset's. out: None makes it runs/METHOD-TASK-seedSEED. resume: go on
     with the run that the folder holds, or begin if it holds none. quiet: no progress on standard error.
+    callbacks: see `runs.callbacks`; a run that one of them stopped has no summary.json yet, and resume goes on with it.
 
     Raises ApportionError for what does not exist or fit, a folder that already holds a run (unless resume), a run of
     another configuration, a folder in use, a full disk, and training that became non-finite. At SIGINT it saves
     and raises KeyboardInterrupt.
     """
     began = time.perf_counter()
+    told = Callbacks(callbacks)
     enable()
     pairs = list(overrides.items() if hasattr(overrides, "items") else overrides)
     engine = prepare(method, task, steps, pairs)
     config = configuration(engine, check_seed(seed), pairs)
     name = method if isinstance(method, str) else method.name.partition("[")[0]
     folder = Path("runs", f"{name}-{task}-seed{seed}") if out is None else Path(out)
+    return conduct(folder, engine, config, f"{name} {task}", began, resume, quiet, told, Loop)
+
+
+def conduct(
+    folder: Path,
+    engine: Engine | HostEngine,
+    config: dict[str, Any],
+    name: str,
+    began: float,
+    resume: bool,
+    quiet: bool,
+    callbacks: Callbacks,
+    loop: Callable[..., Any],
+) -> dict[str, Any]:
+    """A run in its folder from wherever it stands to its end. loop: makes what trains, as `Loop` is made."""
     with locked(folder):
         claim(folder, config, resume)
         if (folder / SUMMARY).exists():
             return read_json(folder / SUMMARY, "the summary of a run")
-        with Display(f"{name} {task}", engine.total_steps, quiet=quiet) as display, Interrupt() as interrupt:
-            session = Session(folder, engine, config["seed"], began)
-            session.train(display, interrupt)
-            return session.finish()
-
-
-def configuration(engine: Plan, seed: int, overrides: list[tuple[str, Any]]) -> dict[str, Any]:
-    """What config.json holds: everything that decides the run, and the versions it was made with."""
-    config = {
-        "task": engine.simulator.id,
-        "method": described(engine.method),
-        "steps": engine.total_steps,
-        "seed": seed,
-        "overrides": {path: repr(value) for path, value in overrides},
-        "setup": dataclasses.asdict(engine.setup),
-        "policy": dataclasses.asdict(engine.policy),
-        "versions": versions("jax", "jaxlib", "numpy", "optax"),
-    }
-    return json.loads(json.dumps(config))
+        with Display(name, engine.total_steps, quiet=quiet) as display, Interrupt() as interrupt:
+            session = Session(folder, engine, config["seed"], began, loop)
+            info = RunInfo(
+                name, folder, config, engine.total_steps, "env_steps", session.metrics.read(), session.policy
+            )
+            callbacks("on_start", info)
+            session.train(display, interrupt, callbacks)
+            summary = session.finish()
+        callbacks("on_end", summary)
+        return summary
 
 
 class Session:
     """One process's part of a run: from its checkpoint, if there is one, to the end."""
 
-    def __init__(self, folder: Path, engine: Engine | HostEngine, seed: int, began: float) -> None:
+    def __init__(
+        self, folder: Path, engine: Engine | HostEngine, seed: int, began: float, loop: Callable[..., Any]
+    ) -> None:
         self.folder, self.engine, self.seed = folder, engine, seed
         path, about, arrays = folder / CHECKPOINT, {"metrics_bytes": 0, "rows": 0}, None
         if path.exists():
@@ -101,7 +112,7 @@ class Session:
         def restore(template: Carry) -> Carry:
             return checkpoint.restore(path, arrays or {}, template)
 
-        self.loop = Loop(engine, seed, None if arrays is None else restore)
+        self.loop = loop(engine, seed, None if arrays is None else restore)
         self.compiling = before.get("compile_seconds", 0.0) + self.loop.compile_seconds
         self._zero = began - before.get("seconds", 0.0)
 
@@ -115,10 +126,15 @@ class Session:
         """Seconds spent on the run, those of earlier sessions included."""
         return time.perf_counter() - self._zero
 
-    def train(self, display: Display, interrupt: Interrupt) -> None:
-        """Up to the run's steps, with log rows and checkpoints on the way."""
+    def policy(self) -> TrainedPolicy:
+        """The policy as it is now."""
+        networks = self.engine.networks(self.loop.carry.state)
+        return TrainedPolicy(self.engine.simulator, self.engine.policy, networks, self.seed)
+
+    def train(self, display: Display, interrupt: Interrupt, callbacks: Callbacks) -> None:
+        """Up to the run's steps or until a callback stops it, with log rows and checkpoints on the way."""
         saved = time.perf_counter()
-        while not self.loop.done:
+        while not (self.loop.done or callbacks.stopped):
             if interrupt.caught:
                 self.stop()
             for row in self.loop.step():
@@ -127,11 +143,14 @@ class Session:
                     timing = {"seconds": round(self.seconds, 3), "compile_seconds": round(self.compiling, 3)}
                     self.timing.add({"env_steps": row["env_steps"]} | timing)
                     display.row(row)
+                    callbacks("on_row", row)
             display.at(int(self.loop.env_steps))
             if time.perf_counter() - saved >= CHECKPOINT_SECONDS:
                 self.save()
+                callbacks("on_checkpoint", self.folder / CHECKPOINT)
                 saved = time.perf_counter()
         self.save()
+        callbacks("on_checkpoint", self.folder / CHECKPOINT)
 
     def save(self) -> None:
         """A checkpoint of the iteration at hand; the metrics it counts on are on the disk before it."""
@@ -146,18 +165,26 @@ class Session:
     def stop(self) -> None:
         """Save, say how to go on, and raise KeyboardInterrupt."""
         self.save()
-        at = f"{self.about['env_steps']:,} environment steps"
-        print(f"apportion: stopped at {at}, saved in {self.folder}; repeat with --resume to go on", file=sys.stderr)
+        self._say_how_to_go_on()
         raise KeyboardInterrupt
 
+    def _say_how_to_go_on(self) -> None:
+        at = f"{self.about['env_steps']:,} environment steps"
+        print(f"apportion: stopped at {at}, saved in {self.folder}; repeat with --resume to go on", file=sys.stderr)
+
     def finish(self) -> dict[str, Any]:
-        """Write policy and summary of a run that has reached its steps."""
+        """The summary; of a run that has reached its steps, it and the policy are written."""
         networks, seconds = self.engine.networks(self.loop.carry.state), self.seconds
-        self._write(POLICY, networks)
+        if self.loop.done:
+            self._write(POLICY, networks)
         score = evaluate_policy(self.engine.simulator, self.engine.policy, networks, seed=self.seed)
         summary = summarise(self.engine, self.seed, self.about, score, seconds, self.compiling)
         summary["out"] = str(self.folder)
-        write_json(self.folder / SUMMARY, summary)
+        if self.loop.done:
+            write_json(self.folder / SUMMARY, summary)
+        else:
+            summary["stopped"] = True
+            self._say_how_to_go_on()
         self.metrics.close()
         self.timing.close()
         return summary

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +24,8 @@ from apportion.control.presets import resolve
 from apportion.control.simulators import Simulator
 from apportion.core.errors import ApportionError
 from apportion.core.method import Method
+from apportion.runs.callbacks import Callbacks, RunInfo
+from apportion.runs.folder import described, versions
 
 Overrides = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
@@ -88,6 +92,21 @@ def prepare(
     return Engine(chosen, world, given, int(steps))
 
 
+def configuration(engine: Plan, seed: int, overrides: list[tuple[str, Any]]) -> dict[str, Any]:
+    """What config.json holds: everything that decides the run, and the versions it was made with."""
+    config = {
+        "task": engine.simulator.id,
+        "method": described(engine.method),
+        "steps": engine.total_steps,
+        "seed": seed,
+        "overrides": {path: repr(value) for path, value in overrides},
+        "setup": dataclasses.asdict(engine.setup),
+        "policy": dataclasses.asdict(engine.policy),
+        "versions": versions("jax", "jaxlib", "numpy", "optax"),
+    }
+    return json.loads(json.dumps(config))
+
+
 def summarise(
     engine: Plan, seed: int, state: dict[str, int], score: Evaluation, seconds: float, compiling: float
 ) -> dict[str, Any]:
@@ -115,6 +134,7 @@ def train(
     overrides: Overrides = ...,
     setup: Setup | None = ...,
     episodes: int = ...,
+    callbacks: Iterable[Any] = ...,
 ) -> Run: ...
 @overload
 def train(
@@ -127,6 +147,7 @@ def train(
     overrides: Overrides = ...,
     setup: Setup | None = ...,
     episodes: int = ...,
+    callbacks: Iterable[Any] = ...,
 ) -> list[Run]: ...
 def train(
     method: Method | str,
@@ -138,11 +159,13 @@ def train(
     overrides: Overrides = (),
     setup: Setup | None = None,
     episodes: int = EPISODES,
+    callbacks: Iterable[Any] = (),
 ) -> Run | list[Run]:
     """Train and return the run, or one run a seed when `seeds` is given (all in one program, side by side).
 
     method, task, steps, overrides, setup: see `prepare`. episodes: of the evaluation in `summary`. Of many seeds,
     wall_seconds and compile_seconds are those of the whole program and steps_per_second is each one's share.
+    callbacks: of a single run, see `runs.callbacks`; when one stops it, what was trained so far is returned.
 
         run = control.train(methods.ppo, "CartPole-v1", seed=0)
         action, _ = run.policy.predict(observation)
@@ -152,23 +175,36 @@ def train(
     if not wanted:
         raise ApportionError("seeds is empty; give at least one, such as seeds=[0]")
     began = time.perf_counter()
+    told = Callbacks(callbacks)
     engine = prepare(method, task, steps, overrides, setup)
     if seeds is None:
-        return _train(engine, wanted[0], episodes, began)[0]
+        return _train(engine, wanted[0], episodes, began, told)[0]
+    if told.all:
+        raise ApportionError("callbacks follow one run; give them with seed=, not with seeds=")
     if isinstance(engine, Engine):
-        return _train(engine, wanted, episodes, began)
-    return [_train(engine, one, episodes, time.perf_counter())[0] for one in wanted]
+        return _train(engine, wanted, episodes, began, told)
+    return [_train(engine, one, episodes, time.perf_counter(), told)[0] for one in wanted]
 
 
-def _train(engine: Engine | HostEngine, seeds: int | list[int], episodes: int, began: float) -> list[Run]:
+def _train(
+    engine: Engine | HostEngine, seeds: int | list[int], episodes: int, began: float, callbacks: Callbacks
+) -> list[Run]:
     """The runs of one loop."""
     loop = Loop(engine, seeds)
     wanted = [seeds] if isinstance(seeds, int) else seeds
     metrics: list[list[dict[str, Any]]] = [[] for _ in wanted]
-    while not loop.done:
+
+    def policy() -> TrainedPolicy:
+        return TrainedPolicy(engine.simulator, engine.policy, engine.networks(loop.carry.state), wanted[0])
+
+    name = f"{engine.method.name.partition('[')[0]} {engine.simulator.id}"
+    config = configuration(engine, wanted[0], [])
+    callbacks("on_start", RunInfo(name, None, config, engine.total_steps, "env_steps", [], policy))
+    while not (loop.done or callbacks.stopped):
         for log, row in zip(metrics, loop.step(), strict=False):
             if row is not None:
                 log.append(row)
+                callbacks("on_row", row)
     seconds = time.perf_counter() - began
     runs = []
     for i, one in enumerate(wanted):
@@ -179,4 +215,5 @@ def _train(engine: Engine | HostEngine, seeds: int | list[int], episodes: int, b
         about = {"env_steps": int(loop.env_steps[at]), "iterations": int(loop.iterations[at])}
         summary = summarise(engine, one, about, score, seconds, loop.compile_seconds)
         runs.append(Run(engine, one, state.parameters, networks, metrics[i], summary))
+    callbacks("on_end", runs[0].summary)
     return runs

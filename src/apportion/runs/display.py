@@ -34,8 +34,20 @@ class Interrupt:
         self.caught = True
 
 
+SIGNALS = {
+    "return": ("return_mean", ".1f"),
+    "kl": ("kl", ".2g"),
+    "clip": ("clip_fraction", ".2f"),
+    "entropy": ("entropy", ".2f"),
+    "explained": ("explained_variance", ".2f"),
+}
+"""What is shown of a log row: its field and its format. Rows lack what their method has not."""
+
+
 class Display:
-    """Progress on standard error: a live bar on a terminal, a line every few seconds elsewhere, nothing when quiet.
+    """Progress on standard error: two live lines on a terminal, a line every few seconds elsewhere, nothing when quiet.
+
+    The first line has the steps, their rate and the time left, the second the signals of the latest log row.
 
     total: units of work of the whole run; unit: their name.
     """
@@ -45,6 +57,7 @@ class Display:
         self.live = not quiet and sys.stderr.isatty()
         self.plain = not quiet and not self.live
         self.signals = ""
+        self._latest: dict[str, str] = {}
         self._bar: Any = None
         self._begun: tuple[float, int] | None = None
         self._said = time.perf_counter()
@@ -52,26 +65,27 @@ class Display:
     def __enter__(self) -> Display:
         if self.live:
             from rich import progress
-            from rich.console import Console
+            from rich.console import Console, Group
+            from rich.live import Live
+            from rich.text import Text
 
-            console = Console(stderr=True)
             columns = (progress.BarColumn(None), progress.TextColumn("{task.fields[text]}"))
-            self._bar = progress.Progress(
-                progress.TextColumn(self.title), *columns, console=console, expand=True, refresh_per_second=5
-            )
+            self._bar = progress.Progress(progress.TextColumn(self.title), *columns, expand=True)
             self._task = self._bar.add_task("", total=None, text="compiling")
-            self._bar.start()
+            self._line = Text()
+            self._live = Live(Group(self._bar, self._line), console=Console(stderr=True), refresh_per_second=5)
+            self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            self._live.stop()
 
     def row(self, row: dict[str, Any]) -> None:
         """Take the signals of a log row."""
-        shown = {"return": ("return_mean", ".1f"), "entropy": ("entropy", ".2f"), "clip": ("clip_fraction", ".2f")}
-        parts = [f"{k} {row[name]:{form}}" for k, (name, form) in shown.items() if row[name] is not None]
-        self.signals = " ".join(parts)
+        new = {k: f"{k} {row[name]:{form}}" for k, (name, form) in SIGNALS.items() if row.get(name) is not None}
+        self._latest |= new  # a row in which no episode ended has no return
+        self.signals = "  ".join(self._latest.values())
 
     def at(self, done: int) -> None:
         """Say that so many units of work are done."""
@@ -80,9 +94,10 @@ class Display:
             self._begun = (now, done)
         rate = (done - self._begun[1]) / max(now - self._begun[0], 1e-9)
         speed = f"{rate:,.0f}/s  {max(self.total - done, 0) / rate:.0f} s left" if rate else ""
-        text = "  ".join(filter(None, (f"{done:,}/{self.total:,} {self.unit}", speed, self.signals)))
+        text = "  ".join(filter(None, (f"{done:,}/{self.total:,} {self.unit}", speed)))
         if self._bar is not None:
+            self._line.plain = self.signals
             self._bar.update(self._task, completed=min(done, self.total), total=self.total, text=text)
         elif self.plain and now - self._said >= PLAIN_SECONDS:
             self._said = now
-            print(f"{self.title}: {text}", file=sys.stderr, flush=True)
+            print("  ".join(filter(None, (f"{self.title}: {text}", self.signals))), file=sys.stderr, flush=True)

@@ -36,6 +36,10 @@ class Lines:
             raise cannot_write(self.path, error) from error
         self.size, self.rows = self.size + len(data), self.rows + 1
 
+    def read(self) -> list[dict[str, Any]]:
+        """The lines that there are."""
+        return [json.loads(line) for line in self.path.read_bytes().splitlines()]
+
     def settle(self) -> None:
         """Have everything on the disk."""
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache, partial
 
 from apportion.control.hosts.base import NO_LIMIT, Capabilities, Host, Step
@@ -10,13 +11,14 @@ from apportion.control.hosts.world import World, world_of
 from apportion.core.errors import ApportionError
 
 
-def host(id: str, size: int, threads: int | None = None) -> Host:
+def host(id: str, size: int, threads: int | None = None, film: bool = False) -> Host:
     """M simulations of one task: MuJoCo's native batch for Gymnasium's eleven tasks, else Gymnasium itself.
 
     Args:
         id: A Gymnasium id.
         size: The number of simulations, M.
         threads: Native threads, None for all CPUs. Gymnasium's environments run one after another whatever it is.
+        film: Whether `Host.frame` will be asked for.
 
     Raises:
         UnknownName: When no environment has this id.
@@ -28,11 +30,16 @@ def host(id: str, size: int, threads: int | None = None) -> Host:
     if id not in TASKS:
         from apportion.control.hosts.gym import GymHost
 
-        return GymHost(id, size)
+        return GymHost(id, size, film)
     try:
         from apportion.control.hosts.mujoco import MujocoHost
     except ImportError as error:
         raise ApportionError(f"{id} needs MuJoCo 4 ({error}): pip install 'apportion[mujoco]'") from None
+    except (AttributeError, RuntimeError) as error:  # what it raises where MUJOCO_GL names what is not there
+        given = os.environ.get("MUJOCO_GL", "")
+        raise ApportionError(
+            f"MuJoCo does not load with MUJOCO_GL={given} ({error}); unset it, or set it to egl"
+        ) from None
     return MujocoHost(TASKS[id], size, threads)
 
 

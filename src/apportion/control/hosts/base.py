@@ -61,6 +61,7 @@ class Host(ABC):
         horizon: The time limit of Gymnasium's registration, in steps; `NO_LIMIT` without one.
         row_size: Entries of a snapshot row; 0 where rows are opaque objects, which no file can hold.
         clock: Steps since reset, int64 ``[M]``; part of a snapshot.
+        fps: Steps in a second, for films.
         terms: The named parts of the last step's reward, each float64 ``[M]``; they add up to it. Empty where the
             task does not say.
     """
@@ -76,6 +77,7 @@ class Host(ABC):
     row_size: int
     clock: Array
     terms: dict[str, Array]
+    fps: float
 
     @property
     @abstractmethod
@@ -136,6 +138,19 @@ class Host(ABC):
         """Give simulations new random streams without touching their state.
 
         Restored siblings share one stream too, and so would meet the same noise and the same next start.
+        """
+
+    @abstractmethod
+    def frame(self, index: int, camera: str | None = None) -> Array:
+        """A picture of one simulation, uint8 ``[height width 3]``.
+
+        Args:
+            index: The simulation.
+            camera: A camera of the model, None for the usual one.
+
+        Raises:
+            UnknownName: When there is no such camera.
+            ApportionError: When nothing can be drawn here; the message says what is missing.
         """
 
     def truncated(self) -> Array:

@@ -41,9 +41,9 @@ class GymHost(Host):
         ApportionError: When the environment cannot be made, or has spaces that no policy here fits.
     """
 
-    def __init__(self, id: str, size: int):
+    def __init__(self, id: str, size: int, film: bool = False):
         self.id, self.size = id, size
-        self._make = functools.partial(_make, id)
+        self._make = functools.partial(make, id, film)
         self._vector = SyncVectorEnv([self._make] * size, autoreset_mode=AutoresetMode.DISABLED)
         self._envs: list[Env] = list(self._vector.envs)
         seen, action = self._vector.single_observation_space, self._vector.single_action_space
@@ -57,6 +57,7 @@ class GymHost(Host):
         self.horizon = gymnasium.spec(id).max_episode_steps or NO_LIMIT
         self.clock, self._cut = np.zeros(size, np.int64), np.zeros(size, bool)
         self.terms, self.row_size = {}, 0
+        self.fps = float(self._envs[0].metadata.get("render_fps", 30))
 
     def _set_actions(self, action: gymnasium.Space[Any]) -> None:
         self.action_count = self.action_size = 0
@@ -151,14 +152,35 @@ class GymHost(Host):
             _, saved, self._observation[i], self.clock[i], self._cut[i] = row
             self._envs[i] = keeper.load(self._envs[i], saved)
 
+    def frame(self, index: int, camera: str | None = None) -> Array:
+        """See `Host`; Gymnasium's own rendering."""
+        if camera is not None:
+            raise ApportionError(f"{self.id} has no cameras to choose from; leave camera out")
+        return drawn(self.id, self._envs[index])
+
     def close(self) -> None:
         """Close all environments."""
         for env in self._envs:
             env.close()
 
 
-def _make(id: str) -> Env:
-    """One environment without the time limit, which is the engine's.
+def drawn(id: str, env: Env) -> Array:
+    """The environment's own picture of itself. Raises ApportionError when it cannot draw."""
+    try:
+        picture = env.render()
+    except (gymnasium.error.Error, ImportError) as error:
+        raise ApportionError(f"Gymnasium cannot draw {id} ({_first(error)}); pip install 'apportion[video]'") from None
+    if not isinstance(picture, np.ndarray) or picture.ndim != 3:
+        raise ApportionError(f"{id} draws no picture: its render() gives {type(picture).__name__}")
+    return picture
+
+
+def _first(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
+
+
+def make(id: str, film: bool = False) -> Env:
+    """One environment without the time limit, which is the engine's; one that draws itself when `film`.
 
     Raises:
         UnknownName: With the nearest registered id.
@@ -168,12 +190,16 @@ def _make(id: str) -> Env:
     if not module and name not in gymnasium.registry:  # Gymnasium would take the nearest version for one without
         raise UnknownName("task", id, _newest(gymnasium.registry))
     try:
-        return gymnasium.make(id, max_episode_steps=-1, disable_env_checker=True)
+        mode = {"render_mode": "rgb_array"} if film else {}
+        return gymnasium.make(id, max_episode_steps=-1, disable_env_checker=True, **mode)
     except (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound, gymnasium.error.VersionNotFound):
         raise UnknownName("task", id, _newest(gymnasium.registry)) from None
     except (gymnasium.error.Error, ImportError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise ApportionError(f"Gymnasium cannot make {id}: {first}") from None
+        raise ApportionError(f"Gymnasium cannot make {id}: {_first(error)}") from None
+    except TypeError as error:
+        if not film:
+            raise
+        raise ApportionError(f"{id} draws no picture: {_first(error)}") from None
 
 
 def _newest(ids: Any) -> list[str]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.resources
 import logging
+import os
+import warnings
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import mujoco
@@ -16,7 +19,7 @@ from apportion.control.hosts import streams
 from apportion.control.hosts.base import Array, Capabilities, Host, Ids, Step, actions_for, indices, seeds_for
 from apportion.control.hosts.contacts import ContactBatch
 from apportion.control.hosts.tasks.base import Move, Physics, Task
-from apportion.core.errors import ApportionError, InvalidData
+from apportion.core.errors import ApportionError, InvalidData, UnknownName
 
 _NONE = mujoco.mjtStage.mjSTAGE_NONE.value
 _FIRST_BAD = int(mujoco.mjtWarning.mjWARN_BADQPOS)
@@ -63,6 +66,7 @@ class MujocoHost(Host):
         kind = ContactBatch if task.contacts else Batch
         self._batch: Simulations = kind(model, size, threads or 0)
         self._default = model.qpos0.copy(), np.zeros(model.nv)
+        self._model, self.fps = model, 1 / (model.opt.timestep * task.frame_skip)
         self._physics, self._derived = self._bind(model)
         self._whole = {name: self._physics[name] for name in (*_STATE, *self._derived)}
         self.clock = np.zeros(size, np.int64)
@@ -210,6 +214,37 @@ class MujocoHost(Host):
             at += width
         self.clock[chosen] = rows[:, at].astype(np.int64)
         self._streams[chosen] = rows[:, at + 1 :]
+
+    def frame(self, index: int, camera: str | None = None) -> Array:
+        """See `Host`; MuJoCo's renderer, with the model's camera "track" if it has one."""
+        cameras = [self._model.camera(i).name for i in range(self._model.ncam)]
+        if camera is not None and camera not in cameras:
+            raise UnknownName("camera", camera, cameras or ["(it has none)"])
+        usual = "track" if "track" in cameras else -1
+        renderer, data = self._painter
+        data.qpos[:], data.qvel[:] = self._physics["qpos"][index], self._physics["qvel"][index]
+        mujoco.mj_forward(self._model, data)
+        renderer.update_scene(data, usual if camera is None else camera)
+        return renderer.render()
+
+    @cached_property
+    def _painter(self) -> tuple[mujoco.Renderer, mujoco.MjData]:
+        """Made at the first frame, as it needs OpenGL."""
+        # Whatever a missing driver raises: MuJoCo's, GLFW's, EGL's or OSMesa's own errors have no common base.
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                return mujoco.Renderer(self._model, 480, 640), mujoco.MjData(self._model)
+        except Exception as error:
+            why, given = str(error).strip().partition("\n")[0], os.environ.get("MUJOCO_GL", "")
+            raise ApportionError(
+                f"MuJoCo finds no OpenGL to draw {self.id} with ({why}); set MUJOCO_GL to egl or osmesa before it "
+                f"starts and install that library (MUJOCO_GL is {given!r})"
+            ) from None
+
+    def close(self) -> None:
+        """Let go of the renderer, if there is one."""
+        if "_painter" in self.__dict__:
+            self._painter[0].close()
 
 
 def _nowhere(physics: Physics) -> Array:
