@@ -95,6 +95,48 @@ class Switches(Walk):
     action_space = spaces.MultiBinary(2)
 
 
+class Choices(Walk):
+    action_space = spaces.MultiDiscrete([2, 3])
+
+
+class Parts(Walk):
+    action_space = spaces.Dict(arm=spaces.Box(-1, 1, (2,)), grip=spaces.Discrete(2))
+
+
+class Pair(Walk):
+    action_space = spaces.Tuple((spaces.Box(-1, 1, (2,)), spaces.Discrete(2)))
+
+
+class Counts(Walk):
+    action_space = spaces.Box(0, 3, (2,), np.int32)
+
+
+class Idle(Walk):
+    action_space = spaces.Box(-1, 1, (0,))
+
+
+class Blind(Walk):
+    observation_space = spaces.Box(-1, 1, (0,))
+
+
+class Views(Walk):
+    observation_space = spaces.Dict(camera=spaces.Box(0, 1, (4, 4)), joints=spaces.Box(-1, 1, (2,)))
+
+
+class Both(Walk):
+    observation_space = spaces.Tuple((spaces.Box(0, 1, (2,)), spaces.Discrete(2)))
+
+
+class NoFile(Walk):
+    def __init__(self):
+        pytest.importorskip("mujoco").MjModel.from_xml_path("there_is_no_such_robot.xml")
+
+
+class BadFile(Walk):
+    def __init__(self):
+        pytest.importorskip("mujoco").MjModel.from_xml_string("<mujoco><robot/></mujoco>")
+
+
 class Missing(Walk):
     def __init__(self):
         raise gymnasium.error.DependencyNotInstalled("box3d is not installed")
@@ -102,7 +144,8 @@ class Missing(Walk):
 
 @pytest.fixture(autouse=True)
 def registered():
-    kinds = (Walk, Unseeded, Locked, Hopeless, Offering, Lying, Fragile, Words, Switches, Missing)
+    kinds = (Walk, Unseeded, Locked, Hopeless, Offering, Lying, Fragile, Words, Switches, Choices, Parts, Pair, Counts)
+    kinds += (Idle, Blind, Views, Both, NoFile, BadFile, Missing)
     for kind in kinds:
         gymnasium.register(f"Test{kind.__name__}-v0", kind)
     yield
@@ -324,13 +367,24 @@ def test_unknown_ids_name_the_nearest(id, near):
     [
         ("TestWords-v0", "Discrete observations; only Box"),
         ("TestSwitches-v0", r"MultiBinary\(2\) actions; only Discrete and floating Box"),
+        ("TestChoices-v0", r"MultiDiscrete\(\[2 3\]\) actions; only Discrete and floating Box"),
+        ("TestParts-v0", r"Dict\(.*\) actions; only Discrete and floating Box"),
+        ("TestPair-v0", r"Tuple\(.*\) actions; only Discrete and floating Box"),
+        ("TestCounts-v0", r"Box\(0, 3, \(2,\), int32\) actions; only Discrete and floating Box"),
+        ("TestViews-v0", "Dict observations; only Box"),
+        ("TestBoth-v0", "Tuple observations; only Box"),
+        ("TestIdle-v0", r"actions of shape \(0,\), which hold nothing"),
+        ("TestBlind-v0", r"observations of shape \(0,\), which hold nothing"),
+        ("TestNoFile-v0", r"Gymnasium cannot make TestNoFile-v0: .*there_is_no_such_robot\.xml"),
+        ("TestBadFile-v0", r"Gymnasium cannot make TestBadFile-v0: XML Error: .*"),
         ("TestMissing-v0", "Gymnasium cannot make TestMissing-v0: box3d is not installed"),
         ("no_such_module_anywhere:Walk-v0", "Gymnasium cannot make no_such_module_anywhere:Walk-v0"),
     ],
 )
 def test_what_does_not_fit(id, message):
-    with pytest.raises(ApportionError, match=message):
+    with pytest.raises(ApportionError, match=message) as caught:
         host(id, 1)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,9 @@ class GymHost(Host):
         seen, action = self._vector.single_observation_space, self._vector.single_action_space
         if not isinstance(seen, spaces.Box):
             raise ApportionError(f"{id} has {type(seen).__name__} observations; only Box observations are supported")
+        for what, space in (("observations", seen), ("actions", action)):
+            if 0 in (space.shape or ()):
+                raise ApportionError(f"{id} has {what} of shape {space.shape}, which hold nothing to see or to choose")
         self._action_space = action
         self._set_actions(action)
         self.observation_size = int(np.prod(seen.shape))
@@ -194,8 +197,9 @@ def make(id: str, film: bool = False) -> Env:
         return gymnasium.make(id, max_episode_steps=-1, disable_env_checker=True, **mode)
     except (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound, gymnasium.error.VersionNotFound):
         raise UnknownName("task", id, _newest(gymnasium.registry)) from None
-    except (gymnasium.error.Error, ImportError) as error:
-        raise ApportionError(f"Gymnasium cannot make {id}: {_first(error)}") from None
+    except (gymnasium.error.Error, ImportError, OSError, ValueError) as error:
+        # The latter two are how a file that an environment reads, such as a robot's model, is found missing or broken.
+        raise ApportionError(f"Gymnasium cannot make {id}: {_first(error)}") from error
     except TypeError as error:
         if not film:
             raise
