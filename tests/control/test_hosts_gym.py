@@ -341,6 +341,61 @@ def test_a_broken_environment_ends_alone():
     assert not sim.step([1, 1, 1]).broken.any()
 
 
+# --- histories
+
+
+@pytest.mark.parametrize("id", ["CartPole-v1", BOX, "MountainCar-v0"])
+def test_a_history_replayed_elsewhere_has_the_same_future(id):
+    """Over seeded starts and later ones, with clocks that do not count from the reset."""
+    for steps in (0, 7, 230):
+        sim, twin = host(id, 3), host(id, 3)
+        assert sim.capabilities.replays
+        sim.reset(seeds=11)
+        sim.clock[:] = [0, 3, 5]
+        play(sim, 0, steps)
+        rows = sim.history()
+        assert rows.shape == (3, sim.history_size)
+        assert np.isfinite(rows).all()
+        twin.reset(seeds=12)
+        play(twin, 1, 9)
+        twin.replay(rows)
+        np.testing.assert_array_equal(twin.observe(), sim.observe())
+        np.testing.assert_array_equal(twin.clock, sim.clock)
+        np.testing.assert_array_equal(twin.history(), rows)
+        for a, b in zip(play(sim, 2, 60), play(twin, 2, 60), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+class Remembering(Walk):
+    """Starts where its last episode ended, which no random stream knows."""
+
+    place = 0.0
+
+    def reset(self, *, seed=None, options=None):
+        before = 0.0 if seed is not None else self.place
+        super().reset(seed=seed)
+        self.place += before
+        return self.seen(), {}
+
+
+def test_histories_are_offered_where_they_repeat():
+    gymnasium.register("TestRemembering-v0", Remembering)
+    can = {name: host(f"Test{name}-v0", 1).capabilities for name in ("Walk", "Unseeded", "Hopeless", "Remembering")}
+    assert {name: each.replays for name, each in can.items()} == {
+        "Walk": True,
+        "Unseeded": False,
+        "Hopeless": False,
+        "Remembering": False,
+    }
+    assert can["Remembering"].seeded
+    endless = host("TestWalk-v0", 1)
+    assert endless.history_size == 0
+    endless.reset(seeds=0)
+    endless.step([0])
+    assert endless._past == [[]]
+    del gymnasium.registry["TestRemembering-v0"]
+
+
 def test_environments_may_cut_themselves():
     sim = host("TestWalk-v0", 1)
     sim._envs[0].unwrapped.limit = np.inf

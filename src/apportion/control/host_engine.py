@@ -93,7 +93,7 @@ class HostEngine(Plan):
         return state._replace(normaliser=normaliser)
 
     def _rows_now(self) -> Array:
-        return self.host.snapshot() if self.host.row_size else np.zeros((self.size, 0))
+        return self.host.snapshot() if self.host.row_size else self.host.history()
 
     def revive(self, state: TrainState) -> bool:
         """Make the simulations stand where the state says, in a process that has not made it.
@@ -104,6 +104,9 @@ class HostEngine(Plan):
             return True
         if self.host.row_size:
             self.host.restore(None, state.stream.rows)
+            return True
+        if self.host.history_size and self.host.capabilities.replays:
+            self.host.replay(state.stream.rows)
             return True
         self.host.reset(None, np.asarray(self._draw(state.key).seeds).tolist())
         return False
