@@ -155,10 +155,10 @@ def train(args: Namespace) -> None:
 
 
 def evaluate(args: Namespace) -> None:
-    """`apportion eval DIR [--episodes N] [--json]`."""
+    """`apportion eval DIR [--episodes N] [--seed S] [--json]`."""
     from apportion.control.run import evaluate_run
 
-    _print_summary(evaluate_run(Path(args.dir), episodes=args.episodes), args.json)
+    _print_summary(evaluate_run(Path(args.dir), episodes=args.episodes, seed=args.seed), args.json)
 
 
 def video(args: Namespace) -> None:

@@ -96,6 +96,7 @@ def _train(p: argparse.ArgumentParser) -> None:
 def _eval(p: argparse.ArgumentParser) -> None:
     p.add_argument("dir", metavar="DIR", help="the folder of a run")
     p.add_argument("--episodes", type=_count, default=20, metavar="N", help="how many (default: 20)")
+    p.add_argument("--seed", type=int, default=0, metavar="S", help="of the start states (default: 0)")
     _json(p)
 
 
@@ -103,7 +104,7 @@ def _video(p: argparse.ArgumentParser) -> None:
     p.add_argument("dir", metavar="DIR", help="the folder of a run")
     p.add_argument("--out", metavar="FILE.mp4", help="the film (default: video.mp4 in the folder)")
     p.add_argument("--episodes", type=_count, default=1, metavar="N", help="how many, one after another (default: 1)")
-    p.add_argument("--seed", type=int, default=0, metavar="S", help="of the start states (default: 0, as eval)")
+    p.add_argument("--seed", type=int, default=0, metavar="S", help="of the start states (default: 0)")
     p.add_argument("--camera", metavar="NAME", help="a camera of the MuJoCo model")
     _json(p)
 

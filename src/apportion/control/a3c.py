@@ -31,12 +31,13 @@ import optax
 
 from apportion.control.cache import enable
 from apportion.control.engine import Engine, Plan
+from apportion.control.evaluate import check_seed
 from apportion.control.host_engine import HostEngine
 from apportion.control.learn import Learner
 from apportion.control.loop import ROWS, Tally, blank, count, refuse_non_finite, row
 from apportion.control.plan import Metrics, TrainState
 from apportion.control.run import conduct
-from apportion.control.train import Overrides, check_seed, configuration, prepare
+from apportion.control.train import Overrides, configuration, prepare
 from apportion.core.errors import ApportionError, InvalidMethod
 from apportion.core.parts import NoRatio
 from apportion.core.update import Adam
