@@ -95,6 +95,48 @@ class Switches(Walk):
     action_space = spaces.MultiBinary(2)
 
 
+class Choices(Walk):
+    action_space = spaces.MultiDiscrete([2, 3])
+
+
+class Parts(Walk):
+    action_space = spaces.Dict(arm=spaces.Box(-1, 1, (2,)), grip=spaces.Discrete(2))
+
+
+class Pair(Walk):
+    action_space = spaces.Tuple((spaces.Box(-1, 1, (2,)), spaces.Discrete(2)))
+
+
+class Counts(Walk):
+    action_space = spaces.Box(0, 3, (2,), np.int32)
+
+
+class Idle(Walk):
+    action_space = spaces.Box(-1, 1, (0,))
+
+
+class Blind(Walk):
+    observation_space = spaces.Box(-1, 1, (0,))
+
+
+class Views(Walk):
+    observation_space = spaces.Dict(camera=spaces.Box(0, 1, (4, 4)), joints=spaces.Box(-1, 1, (2,)))
+
+
+class Both(Walk):
+    observation_space = spaces.Tuple((spaces.Box(0, 1, (2,)), spaces.Discrete(2)))
+
+
+class NoFile(Walk):
+    def __init__(self):
+        pytest.importorskip("mujoco").MjModel.from_xml_path("there_is_no_such_robot.xml")
+
+
+class BadFile(Walk):
+    def __init__(self):
+        pytest.importorskip("mujoco").MjModel.from_xml_string("<mujoco><robot/></mujoco>")
+
+
 class Missing(Walk):
     def __init__(self):
         raise gymnasium.error.DependencyNotInstalled("box3d is not installed")
@@ -102,7 +144,8 @@ class Missing(Walk):
 
 @pytest.fixture(autouse=True)
 def registered():
-    kinds = (Walk, Unseeded, Locked, Hopeless, Offering, Lying, Fragile, Words, Switches, Missing)
+    kinds = (Walk, Unseeded, Locked, Hopeless, Offering, Lying, Fragile, Words, Switches, Choices, Parts, Pair, Counts)
+    kinds += (Idle, Blind, Views, Both, NoFile, BadFile, Missing)
     for kind in kinds:
         gymnasium.register(f"Test{kind.__name__}-v0", kind)
     yield
@@ -298,6 +341,61 @@ def test_a_broken_environment_ends_alone():
     assert not sim.step([1, 1, 1]).broken.any()
 
 
+# --- histories
+
+
+@pytest.mark.parametrize("id", ["CartPole-v1", BOX, "MountainCar-v0"])
+def test_a_history_replayed_elsewhere_has_the_same_future(id):
+    """Over seeded starts and later ones, with clocks that do not count from the reset."""
+    for steps in (0, 7, 230):
+        sim, twin = host(id, 3), host(id, 3)
+        assert sim.capabilities.replays
+        sim.reset(seeds=11)
+        sim.clock[:] = [0, 3, 5]
+        play(sim, 0, steps)
+        rows = sim.history()
+        assert rows.shape == (3, sim.history_size)
+        assert np.isfinite(rows).all()
+        twin.reset(seeds=12)
+        play(twin, 1, 9)
+        twin.replay(rows)
+        np.testing.assert_array_equal(twin.observe(), sim.observe())
+        np.testing.assert_array_equal(twin.clock, sim.clock)
+        np.testing.assert_array_equal(twin.history(), rows)
+        for a, b in zip(play(sim, 2, 60), play(twin, 2, 60), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+class Remembering(Walk):
+    """Starts where its last episode ended, which no random stream knows."""
+
+    place = 0.0
+
+    def reset(self, *, seed=None, options=None):
+        before = 0.0 if seed is not None else self.place
+        super().reset(seed=seed)
+        self.place += before
+        return self.seen(), {}
+
+
+def test_histories_are_offered_where_they_repeat():
+    gymnasium.register("TestRemembering-v0", Remembering)
+    can = {name: host(f"Test{name}-v0", 1).capabilities for name in ("Walk", "Unseeded", "Hopeless", "Remembering")}
+    assert {name: each.replays for name, each in can.items()} == {
+        "Walk": True,
+        "Unseeded": False,
+        "Hopeless": False,
+        "Remembering": False,
+    }
+    assert can["Remembering"].seeded
+    endless = host("TestWalk-v0", 1)
+    assert endless.history_size == 0
+    endless.reset(seeds=0)
+    endless.step([0])
+    assert endless._past == [[]]
+    del gymnasium.registry["TestRemembering-v0"]
+
+
 def test_environments_may_cut_themselves():
     sim = host("TestWalk-v0", 1)
     sim._envs[0].unwrapped.limit = np.inf
@@ -324,13 +422,24 @@ def test_unknown_ids_name_the_nearest(id, near):
     [
         ("TestWords-v0", "Discrete observations; only Box"),
         ("TestSwitches-v0", r"MultiBinary\(2\) actions; only Discrete and floating Box"),
+        ("TestChoices-v0", r"MultiDiscrete\(\[2 3\]\) actions; only Discrete and floating Box"),
+        ("TestParts-v0", r"Dict\(.*\) actions; only Discrete and floating Box"),
+        ("TestPair-v0", r"Tuple\(.*\) actions; only Discrete and floating Box"),
+        ("TestCounts-v0", r"Box\(0, 3, \(2,\), int32\) actions; only Discrete and floating Box"),
+        ("TestViews-v0", "Dict observations; only Box"),
+        ("TestBoth-v0", "Tuple observations; only Box"),
+        ("TestIdle-v0", r"actions of shape \(0,\), which hold nothing"),
+        ("TestBlind-v0", r"observations of shape \(0,\), which hold nothing"),
+        ("TestNoFile-v0", r"Gymnasium cannot make TestNoFile-v0: .*there_is_no_such_robot\.xml"),
+        ("TestBadFile-v0", r"Gymnasium cannot make TestBadFile-v0: XML Error: .*"),
         ("TestMissing-v0", "Gymnasium cannot make TestMissing-v0: box3d is not installed"),
         ("no_such_module_anywhere:Walk-v0", "Gymnasium cannot make no_such_module_anywhere:Walk-v0"),
     ],
 )
 def test_what_does_not_fit(id, message):
-    with pytest.raises(ApportionError, match=message):
+    with pytest.raises(ApportionError, match=message) as caught:
         host(id, 1)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ from apportion.control import Setup, checkpoint, host_engine, run
 from apportion.control.evaluate import _STREAM
 from apportion.control.host_engine import HostEngine
 from apportion.control.hosts import TASKS, Step, world, world_of
+from apportion.control.hosts.gym import GymHost
 from apportion.control.hosts.mujoco import MujocoHost
 from apportion.control.loop import Carry, Loop
 from apportion.control.normalise import merged, nothing
@@ -276,10 +278,11 @@ def carried(loop):
     return checkpoint.named(loop.carry)
 
 
+@pytest.mark.parametrize("task", [TASK, world_of(partial(GymHost, "CartPole-v1"))], ids=["mujoco", "gymnasium"])
 @pytest.mark.parametrize("name", ["a2c", "dr_grpo"])
-def test_a_loop_restored_in_another_engine_goes_on_bitwise(name, tmp_path):
+def test_a_loop_restored_in_another_engine_goes_on_bitwise(name, task, tmp_path):
     method, steps = small(name, horizon=12), 400
-    whole = Loop(prepare(method, TASK, steps, setup=SETUP), 0)
+    whole = Loop(prepare(method, task, steps, setup=SETUP), 0)
     rows = []
     while not whole.done:
         rows += whole.step(seconds=0.0)
@@ -291,7 +294,7 @@ def test_a_loop_restored_in_another_engine_goes_on_bitwise(name, tmp_path):
     def restore(template: Carry) -> Carry:
         return checkpoint.restore(tmp_path / CHECKPOINT, arrays, template)
 
-    again = Loop(prepare(method, TASK, steps, setup=SETUP), 0, restore)
+    again = Loop(prepare(method, task, steps, setup=SETUP), 0, restore)
     assert again.iterations == 2
     while not again.done:
         again.step(seconds=0.0)

@@ -91,6 +91,8 @@ def test_evaluating_a_run(whole):
     assert found["return_mean"] == summary["return_mean"]
     assert found["env_steps"] == 2_048
     assert evaluate_run(out, episodes=3)["episodes"] == 3
+    assert evaluate_run(out, seed=1)["return_mean"] != found["return_mean"]
+    refused(["seed is -1"], evaluate_run, out, seed=-1)
 
 
 def test_evaluating_an_unfinished_run(whole, tmp_path):

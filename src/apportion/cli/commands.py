@@ -122,34 +122,43 @@ def train(args: Namespace) -> None:
     from apportion.core.catalogue import method
 
     # Refused before JAX is imported; whether an override fits is decided where the task's preset is known.
-    method(args.method)
+    asynchronous = args.method == "a3c"
+    if not asynchronous:
+        method(args.method)
+        if args.workers is not None:
+            raise ApportionError(f"--workers is for a3c; {args.method} trains in one process")
     overrides = [override(text) for text in args.overrides]
     callbacks = []
     if args.log is not None:
         from apportion.runs.trackers import trackers
 
         callbacks = trackers(args.log)
-    from apportion.control.run import train_run
+    given = {
+        "task": args.task,
+        "steps": args.steps,
+        "seed": args.seed,
+        "out": None if args.out is None else Path(args.out),
+        "overrides": overrides,
+        "resume": args.resume,
+        "quiet": args.json,
+        "callbacks": callbacks,
+    }
+    if asynchronous:
+        from apportion.control.a3c import train_a3c
 
-    summary = train_run(
-        args.method,
-        args.task,
-        steps=args.steps,
-        seed=args.seed,
-        out=None if args.out is None else Path(args.out),
-        overrides=overrides,
-        resume=args.resume,
-        quiet=args.json,
-        callbacks=callbacks,
-    )
+        summary = train_a3c(workers=args.workers or 2, **given)
+    else:
+        from apportion.control.run import train_run
+
+        summary = train_run(args.method, **given)
     _print_summary(summary, args.json)
 
 
 def evaluate(args: Namespace) -> None:
-    """`apportion eval DIR [--episodes N] [--json]`."""
+    """`apportion eval DIR [--episodes N] [--seed S] [--json]`."""
     from apportion.control.run import evaluate_run
 
-    _print_summary(evaluate_run(Path(args.dir), episodes=args.episodes), args.json)
+    _print_summary(evaluate_run(Path(args.dir), episodes=args.episodes, seed=args.seed), args.json)
 
 
 def video(args: Namespace) -> None:

@@ -87,6 +87,7 @@ def _train(p: argparse.ArgumentParser) -> None:
     p.add_argument("--seed", type=int, default=0, metavar="S", help="of everything random (default: 0)")
     p.add_argument("--out", metavar="DIR", help="the run's folder")
     p.add_argument("--resume", action="store_true", help="go on with the run that --out holds")
+    p.add_argument("--workers", type=_count, metavar="N", help="of METHOD a3c, asynchronous on Ray (default: 2)")
     p.add_argument("--log", metavar="NAMES", help="trackers told of every row, of tensorboard,wandb,trackio")
     _json(p)
     _set(p)
@@ -95,6 +96,7 @@ def _train(p: argparse.ArgumentParser) -> None:
 def _eval(p: argparse.ArgumentParser) -> None:
     p.add_argument("dir", metavar="DIR", help="the folder of a run")
     p.add_argument("--episodes", type=_count, default=20, metavar="N", help="how many (default: 20)")
+    p.add_argument("--seed", type=int, default=0, metavar="S", help="of the start states (default: 0)")
     _json(p)
 
 
@@ -102,7 +104,7 @@ def _video(p: argparse.ArgumentParser) -> None:
     p.add_argument("dir", metavar="DIR", help="the folder of a run")
     p.add_argument("--out", metavar="FILE.mp4", help="the film (default: video.mp4 in the folder)")
     p.add_argument("--episodes", type=_count, default=1, metavar="N", help="how many, one after another (default: 1)")
-    p.add_argument("--seed", type=int, default=0, metavar="S", help="of the start states (default: 0, as eval)")
+    p.add_argument("--seed", type=int, default=0, metavar="S", help="of the start states (default: 0)")
     p.add_argument("--camera", metavar="NAME", help="a camera of the MuJoCo model")
     _json(p)
 

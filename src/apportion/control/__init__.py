@@ -6,6 +6,7 @@ run = control.train(methods.ppo, "CartPole-v1", seed=0)
 run.summary["return_mean"], run.policy.predict(observation)
 """
 
+from apportion.control.a3c import train_a3c
 from apportion.control.engine import Engine, Setup
 from apportion.control.evaluate import Evaluation, TrainedPolicy, evaluate, evaluate_policy
 from apportion.control.host_engine import HostEngine
@@ -29,6 +30,7 @@ __all__ = [
     "evaluate_run",
     "simulator",
     "train",
+    "train_a3c",
     "train_run",
     "world",
     "world_of",

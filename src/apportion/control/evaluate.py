@@ -135,6 +135,13 @@ def play_on_host(
         host.close()
 
 
+def check_seed(seed: Any) -> int:
+    """The seed as an int. Raises ApportionError for anything but a whole number from 0 to 2^32 - 1."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
+        raise ApportionError(f"seed is {seed!r}; it must be a whole number from 0 to {2**32 - 1}")
+    return int(seed)
+
+
 def evaluate_policy(
     simulator: Simulator | World,
     policy: Policy,
@@ -146,8 +153,9 @@ def evaluate_policy(
     """Whole episodes from fresh start states, until each ends or the task's time limit cuts it.
 
     parameters: the networks as a pytree. deterministic: take the most likely action instead of a sample.
-    Raises ApportionError for a number of episodes below 1.
+    Raises ApportionError for a number of episodes below 1, and as `check_seed`.
     """
+    check_seed(seed)
     if episodes < 1:
         raise ApportionError(f"episodes is {episodes}; it must be 1 or more")
     enable()
@@ -224,7 +232,8 @@ def load(out: Path) -> tuple[dict[str, Any], dict[str, Any], TrainedPolicy]:
 def evaluate_run(out: str | Path, episodes: int = EPISODES, seed: int = 0) -> dict[str, Any]:
     """Score the run in a folder, deterministically: its finished policy, or its last checkpoint.
 
-    Returns method, task, seed (of training), env_steps and `Evaluation.summary`. Raises as `load` does.
+    seed: of the start states. Returns method, task, seed (of training), env_steps and `Evaluation.summary`. Raises as
+    `load` and `evaluate_policy` do.
     """
     config, about, p = load(Path(out))
     result = evaluate_policy(p.simulator, p.policy, p.networks, episodes, seed)

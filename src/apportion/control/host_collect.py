@@ -22,10 +22,10 @@ Act = Callable[[int, Array], tuple[Array, Array, Array]]
 
 
 class HostStream(NamedTuple):
-    """Where the simulations stand between segments: snapshot rows [M D], return so far [M], discounted return [M].
+    """Where the simulations stand between segments: rows [M D], return so far [M], discounted return [M].
 
-    All float64; the return of an episode that is not reported is nan. D is 0 for simulators whose snapshots are
-    objects; they go on where they stand.
+    All float64; the return of an episode that is not reported is nan. Rows are snapshots; of simulators whose snapshots
+    are objects they are histories (see `Host.history`), and the simulations go on where they stand.
     """
 
     rows: Array

@@ -85,7 +85,7 @@ class HostEngine(Plan):
         return state._replace(normaliser=self.unnormalised(np.float64))
 
     def _rows_now(self) -> Array:
-        return self.host.snapshot() if self.host.row_size else np.zeros((self.size, 0))
+        return self.host.snapshot() if self.host.row_size else self.host.history()
 
     def revive(self, state: TrainState) -> bool:
         """Make the simulations stand where the state says, in a process that has not made it.
@@ -96,6 +96,9 @@ class HostEngine(Plan):
             return True
         if self.host.row_size:
             self.host.restore(None, state.stream.rows)
+            return True
+        if self.host.history_size and self.host.capabilities.replays:
+            self.host.replay(state.stream.rows)
             return True
         self.host.reset(None, np.asarray(self._draw(state.key).seeds).tolist())
         return False

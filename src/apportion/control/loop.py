@@ -206,14 +206,14 @@ class Loop:
             self._boundary = np.minimum(following, self.engine.total_steps).astype(np.int32)
         before, started = self.iterations, time.perf_counter()
         carry = self._step(self.carry, self._boundary, np.int32(self._most))
-        _refuse_non_finite(self.engine, carry)
+        refuse_non_finite(self.engine, carry.tally)
         self.carry = carry
         # How many iterations a call makes changes nothing but how soon it answers.
         pace = max(1, int(np.max(self.iterations - before))) / (time.perf_counter() - started)
         self._most = int(np.clip(pace * seconds, 1, 4 * self._most))
         if np.any(self.env_steps < self._boundary):
             return []
-        rows = [_row(self.carry, at) for at in np.ndindex(self.shape)]
+        rows = [row(self.carry, at) for at in np.ndindex(self.shape)]
         self._boundary = None
         self.carry = self.carry._replace(tally=blank(self.shape))
         return rows
@@ -238,8 +238,9 @@ def _revive(engine: HostEngine, carry: Carry) -> None:
         )
 
 
-def _refuse_non_finite(engine: Plan, carry: Carry) -> None:
-    bad = np.asarray(carry.tally.bad)
+def refuse_non_finite(engine: Plan, tally: Tally) -> None:
+    """Raise ApportionError naming the first iteration that left a non-finite number, if one did."""
+    bad = np.asarray(tally.bad)
     if np.any(bad >= 0):
         at = int(np.max(bad))
         raise ApportionError(
@@ -253,7 +254,8 @@ def number(x: Any) -> float | None:
     return float(str(np.float32(x))) if np.isfinite(x) else None
 
 
-def _row(carry: Carry, at: tuple[int, ...]) -> dict[str, Any] | None:
+def row(carry: Any, at: tuple[int, ...]) -> dict[str, Any] | None:
+    """The log row of what a carry's tally sums up, of the seed at that place; None when it sums up nothing."""
     state, tally = carry.state, jax.tree.map(lambda x: np.asarray(x)[at], carry.tally)
     count, ended = int(tally.iterations), tally.finished
     if not count:

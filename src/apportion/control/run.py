@@ -14,10 +14,10 @@ from typing import Any
 from apportion.control import checkpoint
 from apportion.control.cache import enable
 from apportion.control.engine import Engine
-from apportion.control.evaluate import TrainedPolicy, evaluate_policy, evaluate_run
+from apportion.control.evaluate import TrainedPolicy, check_seed, evaluate_policy, evaluate_run
 from apportion.control.host_engine import HostEngine
 from apportion.control.loop import Carry, Loop
-from apportion.control.train import Overrides, check_seed, configuration, prepare, summarise
+from apportion.control.train import Overrides, configuration, prepare, summarise
 from apportion.core.errors import ApportionError
 from apportion.core.method import Method
 from apportion.runs.callbacks import Callbacks, RunInfo

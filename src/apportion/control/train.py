@@ -15,7 +15,7 @@ import numpy as np
 
 from apportion.control.cache import enable
 from apportion.control.engine import Engine, Plan, Setup
-from apportion.control.evaluate import EPISODES, Evaluation, TrainedPolicy, evaluate_policy, find
+from apportion.control.evaluate import EPISODES, Evaluation, TrainedPolicy, check_seed, evaluate_policy, find
 from apportion.control.host_engine import HostEngine
 from apportion.control.hosts import World
 from apportion.control.loop import Loop
@@ -57,13 +57,6 @@ class Run:
         """Whole episodes of the trained policy from fresh start states."""
         p = self.policy
         return evaluate_policy(p.simulator, p.policy, p.networks, episodes, seed, deterministic)
-
-
-def check_seed(seed: Any) -> int:
-    """The seed as an int. Raises ApportionError for anything but a whole number from 0 to 2^32 - 1."""
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
-        raise ApportionError(f"seed is {seed!r}; it must be a whole number from 0 to {2**32 - 1}")
-    return int(seed)
 
 
 def prepare(

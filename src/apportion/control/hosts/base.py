@@ -37,12 +37,14 @@ class Capabilities:
     """What an environment can do for groups.
 
     snapshot: states can be copied exactly. seeded: a reset with the same seed gives the same start, and the same
-    actions the same episode. lacks: for whatever is False, one clause that says why; empty when both hold.
+    actions the same episode. lacks: for whichever of the two is False, one clause that says why; empty when both hold.
+    replays: an episode is repeated by its random stream at the reset and its actions, whatever came before it.
     """
 
     snapshot: bool
     seeded: bool
     lacks: str = ""
+    replays: bool = False
 
 
 class Host(ABC):
@@ -60,6 +62,7 @@ class Host(ABC):
             as they are, exactly as Gymnasium does: clip first (the log-probability stays that of the unclipped one).
         horizon: The time limit of Gymnasium's registration, in steps; `NO_LIMIT` without one.
         row_size: Entries of a snapshot row; 0 where rows are opaque objects, which no file can hold.
+        history_size: Entries of a row of `history`; 0 where none is kept.
         clock: Steps since reset, int64 ``[M]``; part of a snapshot.
         fps: Steps in a second, for films.
         terms: The named parts of the last step's reward, each float64 ``[M]``; they add up to it. Empty where the
@@ -75,6 +78,7 @@ class Host(ABC):
     action_high: tuple[float, ...]
     horizon: int
     row_size: int
+    history_size: int = 0
     clock: Array
     terms: dict[str, Array]
     fps: float
@@ -132,6 +136,13 @@ class Host(ABC):
         Raises:
             ApportionError: When the environment cannot be copied, or rows belong to another task.
         """
+
+    def history(self) -> Array:
+        """How each simulation's episode came to stand where it does, float64 ``[M history_size]``, fit for a file."""
+        return np.zeros((self.size, self.history_size))
+
+    def replay(self, rows: Array) -> None:  # noqa: B027  nothing to do where no history is kept
+        """Live through the episodes of `history` again, in a host that has not."""
 
     @abstractmethod
     def reseed(self, ids: Ids, seeds: int | Sequence[int]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import gymnasium
 import numpy as np
 
+from apportion.control.hosts import streams
 from apportion.control.hosts.base import Capabilities
 
 Env = gymnasium.Env[Any, Any]
@@ -101,6 +102,7 @@ def examine(make: Callable[[], Env]) -> tuple[Capabilities, Keeper | None]:
     env, other = make(), make()
     try:
         seeded = _seeds_repeat(env, other)
+        replays = seeded and _streams_repeat(env, other)
         keeper, why = _keeper(env, other)
     finally:
         env.close()
@@ -108,7 +110,7 @@ def examine(make: Callable[[], Env]) -> tuple[Capabilities, Keeper | None]:
     lacks = [] if seeded else ["the same seed does not give the same episode"]
     if keeper is None:
         lacks.append(f"its state cannot be copied ({why}), and it offers no {_STATE_METHODS[0][0]} or get_state")
-    return Capabilities(keeper is not None, seeded, "; ".join(lacks)), keeper
+    return Capabilities(keeper is not None, seeded, "; ".join(lacks), replays), keeper
 
 
 def _seeds_repeat(env: Env, other: Env) -> bool:
@@ -118,6 +120,20 @@ def _seeds_repeat(env: Env, other: Env) -> bool:
         start, _ = each.reset(seed=seed)
         episodes.append([np.asarray(start), *_run(each, _AFTER)])
     return _same(episodes[0], episodes[2]) and _same(episodes[0], episodes[3])
+
+
+def _streams_repeat(env: Env, other: Env) -> bool:
+    """Whether the random stream at a reset, given to another environment, repeats the episode and what follows."""
+    for seed in (5, None):  # the episode that a seed began, and a later one
+        stream = env.unwrapped.np_random if seed is None else streams.generator(seed)
+        if not streams.packs(stream):
+            return False
+        row = streams.pack(stream)
+        first = [np.asarray(env.reset(seed=seed)[0]), *_run(env, _AFTER)]
+        other.unwrapped.np_random = streams.unpack(row)
+        if not _same(first, [np.asarray(other.reset()[0]), *_run(other, _AFTER)]):
+            return False
+    return True
 
 
 def _keeper(env: Env, other: Env) -> tuple[Keeper | None, str]:

@@ -27,6 +27,9 @@ from apportion.control.hosts.base import (
 from apportion.control.hosts.copies import Env, Keeper, examine
 from apportion.core.errors import ApportionError, InvalidData, UnknownName
 
+HISTORY = 1_000_000
+"""Numbers, over all simulations, beyond which no history of episodes is kept: 8 MB in a checkpoint."""
+
 
 class GymHost(Host):
     """M environments of one id, stepped one after another in this process.
@@ -49,6 +52,9 @@ class GymHost(Host):
         seen, action = self._vector.single_observation_space, self._vector.single_action_space
         if not isinstance(seen, spaces.Box):
             raise ApportionError(f"{id} has {type(seen).__name__} observations; only Box observations are supported")
+        for what, space in (("observations", seen), ("actions", action)):
+            if 0 in (space.shape or ()):
+                raise ApportionError(f"{id} has {what} of shape {space.shape}, which hold nothing to see or to choose")
         self._action_space = action
         self._set_actions(action)
         self.observation_size = int(np.prod(seen.shape))
@@ -56,6 +62,10 @@ class GymHost(Host):
         self._observation = np.zeros((size, self.observation_size), dtype)
         self.horizon = gymnasium.spec(id).max_episode_steps or NO_LIMIT
         self.clock, self._cut = np.zeros(size, np.int64), np.zeros(size, bool)
+        self._begun = np.zeros((size, streams.WIDTH))
+        self._past: list[list[Any]] = [[] for _ in range(size)]
+        row = streams.WIDTH + 2 + self.horizon * max(self.action_size, 1)
+        self.history_size = row if size * row <= HISTORY else 0
         self.terms, self.row_size = {}, 0
         self.fps = float(self._envs[0].metadata.get("render_fps", 30))
 
@@ -92,9 +102,33 @@ class GymHost(Host):
         chosen = indices(ids, self.size)
         each = [None] * len(chosen) if seeds is None else seeds_for(chosen, seeds)
         for i, seed in zip(chosen, each, strict=True):
+            stream = self._envs[i].unwrapped.np_random if seed is None else streams.generator(seed)
+            self._begun[i], self._past[i] = streams.pack(stream) if streams.packs(stream) else 0, []
             observation, _ = self._envs[i].reset(seed=seed)
             self._observation[i] = np.ravel(observation)
         self.clock[chosen], self._cut[chosen] = 0, False
+
+    def history(self) -> Array:
+        """See `Host`: the random stream at the reset, the clock, and the actions since then."""
+        rows = super().history()
+        if self.history_size:
+            at = streams.WIDTH + 2
+            rows[:, :at] = np.column_stack([self._begun, self.clock, [len(p) for p in self._past]])
+            for row, past in zip(rows, self._past, strict=True):
+                row[at : at + np.size(past)] = np.ravel(past)
+        return rows
+
+    def replay(self, rows: Array) -> None:
+        """See `Host`. Needs the capability `replays`."""
+        width, at = max(self.action_size, 1), streams.WIDTH + 2
+        for i, row in enumerate(rows):
+            self._envs[i].unwrapped.np_random = streams.unpack(row[: streams.WIDTH])
+            self.reset([i])
+            for action in row[at : at + int(row[at - 1]) * width].reshape(-1, width):
+                given = np.zeros((self.size, self.action_size)) if self.action_size else np.zeros(self.size, np.int64)
+                given[i] = action if self.action_size else int(action[0])
+                self.step(given, [i])
+            self.clock[i] = int(row[at - 2])
 
     def reseed(self, ids: Ids, seeds: int | Sequence[int]) -> None:
         """See `Host`; replaces ``np_random``, so an environment with another source of chance is not reached."""
@@ -112,6 +146,8 @@ class GymHost(Host):
         given = actions_for(actions, self, chosen)
         out = Step(np.zeros(self.size), np.zeros(self.size, bool), np.zeros(self.size, bool))
         for i in chosen:
+            if self.history_size:
+                self._past[i].append(given[i].copy())
             observation, reward, terminated, cut, _ = self._envs[i].step(self._action(given[i]))
             seen = np.ravel(observation)
             if np.isfinite(seen).all() and np.isfinite(reward):
@@ -194,8 +230,9 @@ def make(id: str, film: bool = False) -> Env:
         return gymnasium.make(id, max_episode_steps=-1, disable_env_checker=True, **mode)
     except (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound, gymnasium.error.VersionNotFound):
         raise UnknownName("task", id, _newest(gymnasium.registry)) from None
-    except (gymnasium.error.Error, ImportError) as error:
-        raise ApportionError(f"Gymnasium cannot make {id}: {_first(error)}") from None
+    except (gymnasium.error.Error, ImportError, OSError, ValueError) as error:
+        # The latter two are how a file that an environment reads, such as a robot's model, is found missing or broken.
+        raise ApportionError(f"Gymnasium cannot make {id}: {_first(error)}") from error
     except TypeError as error:
         if not film:
             raise

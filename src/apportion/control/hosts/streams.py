@@ -25,6 +25,11 @@ def pack(source: np.random.Generator) -> Array:
     return np.array([*words, raw["has_uint32"], raw["uinteger"]], np.float64)
 
 
+def packs(source: np.random.Generator) -> bool:
+    """Whether `pack` can hold it: Gymnasium's generators are PCG64, an environment may have another."""
+    return source.bit_generator.state["bit_generator"] == "PCG64"
+
+
 def unpack(row: Array) -> np.random.Generator:
     """The generator that `pack` saw.
 
