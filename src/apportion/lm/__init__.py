@@ -1,0 +1,1 @@
+"""Language models: the catalogue's methods on PyTorch and Hugging Face."""
