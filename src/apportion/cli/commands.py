@@ -118,9 +118,14 @@ def toy(args: Namespace) -> int:
 
 def train(args: Namespace) -> None:
     """`apportion train METHOD TASK`."""
+    from apportion.cli import language
     from apportion.cli.values import override
     from apportion.core.catalogue import method
 
+    if args.task == language.TASK:
+        _print_summary(language.train(args), args.json)
+        return
+    language.refuse(args)
     # Refused before JAX is imported; whether an override fits is decided where the task's preset is known.
     method(args.method)
     overrides = [override(text) for text in args.overrides]

@@ -156,6 +156,7 @@ def _merged(language_model: LanguageModel) -> Iterator[tuple[Any, dict[str, Any]
         yield language_model.model, language_model.model.state_dict()
         return
     adapter = language_model.model
+    base = {k: v.clone() for k, v in adapter.get_base_model().state_dict().items() if ".base_layer." in k}
     adapter.merge_adapter()
     try:
         state = adapter.get_base_model().state_dict()
@@ -163,6 +164,11 @@ def _merged(language_model: LanguageModel) -> Iterator[tuple[Any, dict[str, Any]
         yield adapter.get_base_model(), plain
     finally:
         adapter.unmerge_adapter()
+        # Adding and taking away again rounds, and to save a model must not change it.
+        state = adapter.get_base_model().state_dict()
+        with torch.no_grad():
+            for name, weight in base.items():
+                state[name].copy_(weight)
 
 
 @contextmanager

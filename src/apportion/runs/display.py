@@ -11,6 +11,15 @@ from typing import Any
 PLAIN_SECONDS = 5.0
 """Time between two lines of progress where there is no terminal."""
 
+SHOWN = {
+    "return": ("return_mean", ".2f"),
+    "loss": ("loss", ".3g"),
+    "eval": ("eval_accuracy", ".1%"),
+    "entropy": ("entropy", ".2f"),
+    "clip": ("clip_fraction", ".2f"),
+}
+"""Signals of a log row that are shown with the progress: their names there, and how."""
+
 
 class Interrupt:
     """Holds the first SIGINT back until the iteration is whole; a second one interrupts at once."""
@@ -37,11 +46,13 @@ class Interrupt:
 class Display:
     """Progress on standard error: a live bar on a terminal, a line every few seconds elsewhere, nothing when quiet.
 
-    total: units of work of the whole run; unit: their name.
+    total: units of work of the whole run; unit: their name. at_first: what goes on before the first of them is done.
     """
 
-    def __init__(self, title: str, total: int, unit: str = "steps", quiet: bool = False) -> None:
-        self.title, self.total, self.unit = title, total, unit
+    def __init__(
+        self, title: str, total: int, unit: str = "steps", quiet: bool = False, at_first: str = "compiling"
+    ) -> None:
+        self.title, self.total, self.unit, self.at_first = title, total, unit, at_first
         self.live = not quiet and sys.stderr.isatty()
         self.plain = not quiet and not self.live
         self.signals = ""
@@ -59,7 +70,7 @@ class Display:
             self._bar = progress.Progress(
                 progress.TextColumn(self.title), *columns, console=console, expand=True, refresh_per_second=5
             )
-            self._task = self._bar.add_task("", total=None, text="compiling")
+            self._task = self._bar.add_task("", total=None, text=self.at_first)
             self._bar.start()
         return self
 
@@ -69,9 +80,20 @@ class Display:
 
     def row(self, row: dict[str, Any]) -> None:
         """Take the signals of a log row."""
-        shown = {"return": ("return_mean", ".1f"), "entropy": ("entropy", ".2f"), "clip": ("clip_fraction", ".2f")}
-        parts = [f"{k} {row[name]:{form}}" for k, (name, form) in shown.items() if row[name] is not None]
+        parts = [f"{k} {row[name]:{form}}" for k, (name, form) in SHOWN.items() if row.get(name) is not None]
         self.signals = " ".join(parts)
+
+    @property
+    def shows(self) -> bool:
+        """Whether anybody sees what is shown."""
+        return self.live or self.plain
+
+    def show(self, table: Any) -> None:
+        """Print something of rich's above the progress."""
+        from rich.console import Console
+
+        console = Console(stderr=True) if self._bar is None else self._bar.console
+        console.print(table)
 
     def at(self, done: int) -> None:
         """Say that so many units of work are done."""
@@ -79,7 +101,8 @@ class Display:
         if self._begun is None:
             self._begun = (now, done)
         rate = (done - self._begun[1]) / max(now - self._begun[0], 1e-9)
-        speed = f"{rate:,.0f}/s  {max(self.total - done, 0) / rate:.0f} s left" if rate else ""
+        pace = f"{rate:,.0f}/s" if rate >= 10 else f"{1 / rate:.2g} s each" if rate else ""
+        speed = f"{pace}  {max(self.total - done, 0) / rate:.0f} s left" if rate else ""
         text = "  ".join(filter(None, (f"{done:,}/{self.total:,} {self.unit}", speed, self.signals)))
         if self._bar is not None:
             self._bar.update(self._task, completed=min(done, self.total), total=self.total, text=text)
