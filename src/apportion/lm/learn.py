@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
@@ -83,8 +84,8 @@ class Learner:
 
     method: any catalogue entry without a critic. reference: the frozen model of the KL penalty (or teacher); a model
     with a LoRA adapter is its own reference. seed: of the minibatches' order. tokens: that go through the model at a
-    time, for memory; the gradient does not depend on it. checkpointing: work activations out again in the backward
-    pass. weight_decay: AdamW's.
+    time, for memory (None: 1024 on a CPU, 16384 on a GPU); the gradient does not depend on it. checkpointing: work
+    activations out again in the backward pass. weight_decay: AdamW's.
 
     old: whose log-probabilities the ratio divides by. "sampler" takes `Rollouts.logq`; "trainer" this model's own
     before the first step, so that rounding between sampler and trainer does not enter the ratio: free where a
@@ -102,7 +103,7 @@ class Learner:
         reference: LanguageModel | None = None,
         *,
         seed: int = 0,
-        tokens: int = 2048,
+        tokens: int | None = None,
         old: Literal["sampler", "trainer"] | None = None,
         correction: Literal["token", "sequence"] | None = None,
         cap: float = 2.0,
@@ -113,7 +114,7 @@ class Learner:
         if old == "sampler" and correction:
             raise ApportionError("correction weighs trainer against sampler, so old must be 'trainer'")
         self.method, self.language_model, self.reference = method, language_model, reference
-        self.seed, self.tokens = seed, tokens
+        self.seed, self.tokens = seed, tokens or (1024 if language_model.device.type == "cpu" else 16384)
         self.named = [(name, p) for name, p in language_model.model.named_parameters() if p.requires_grad]
         exact = all(p.dtype == torch.float32 for _, p in self.named)
         self.terms = Terms(old or ("sampler" if exact and not correction else "trainer"), correction, cap)
@@ -131,9 +132,11 @@ class Learner:
         )
         self.collections = 0
         self.beta = method.kl.beta
-        if checkpointing:
-            language_model.causal.gradient_checkpointing_enable({"use_reentrant": False})
         self.checkpointing = checkpointing
+        if checkpointing:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # of its next name, which older versions do not have
+                language_model.causal.gradient_checkpointing_enable({"use_reentrant": False})
 
     @property
     def needs_reference(self) -> bool:

@@ -134,10 +134,12 @@ class _Chosen(torch.autograd.Function):
         for cut in _chunks(state, weight):
             logits = _truncated(sampling.tempered(linear(state[cut], weight, bias)), target[cut], sampling)
             total[cut] = torch.logsumexp(logits, dim=-1)
-            logp[cut] = torch.gather(logits, 1, target[cut, None])[:, 0] - total[cut]
-            entropy[cut] = total[cut] - torch.linalg.vecdot(torch.exp(logits - total[cut, None]), logits)
+            logits -= total[cut, None]
+            logp[cut] = torch.gather(logits, 1, target[cut, None])[:, 0]
+            entropy[cut] = -torch.linalg.vecdot(torch.exp(logits), logits)
         ctx.save_for_backward(state, weight, bias, target, total, entropy)
         ctx.sampling = sampling
+        ctx.set_materialize_grads(False)
         return logp, entropy
 
     @staticmethod
@@ -149,15 +151,18 @@ class _Chosen(torch.autograd.Function):
         to_weight = torch.zeros_like(weight) if needs_weight else None
         to_bias = torch.zeros_like(bias) if needs_bias else None
         for cut in _chunks(state, weight):
-            logits = linear(state[cut], weight, bias)
-            logits = _truncated(ctx.sampling.tempered(logits), target[cut], ctx.sampling) - total[cut, None]
+            logits = ctx.sampling.tempered(linear(state[cut], weight, bias))
+            logits = _truncated(logits, target[cut], ctx.sampling).sub_(total[cut, None])
             share = torch.exp(logits)
-            slope = torch.zeros_like(share) if by_logp is None else -by_logp[cut, None] * share
+            # d logp = [target] - share;  d entropy = -share (log share + entropy)
+            if by_entropy is None:
+                slope = torch.zeros_like(share)
+            else:
+                slope = logits.add_(entropy[cut, None]).mul_(share).mul_(-by_entropy[cut, None])
             if by_logp is not None:
+                slope.addcmul_(share, by_logp[cut, None], value=-1)
                 slope.scatter_add_(1, target[cut, None], by_logp[cut, None])
-            if by_entropy is not None:
-                slope -= by_entropy[cut, None] * share * (logits + entropy[cut, None])
-            slope = (slope / ctx.sampling.temperature).to(weight.dtype)
+            slope = slope.div_(ctx.sampling.temperature).to(weight.dtype)
             if to_state is not None:
                 to_state[cut] = slope @ weight
             if to_weight is not None:
