@@ -27,6 +27,7 @@ def folder(tmp_path_factory):
     tiny.write(place / "model", width=16, layers=1, heads=2, key_heads=1, context=64)
     rows = [{"prompt": str(a), "answer": str(a)} for a in range(10)]
     (place / "digits.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (place / "unseen.jsonl").write_text("".join(json.dumps({"prompt": x}) + "\n" for x in "abcdef"))
     (place / "mine.py").write_text("def letters(completion):\n    return sum(c.isalpha() for c in completion) / 4\n")
     return place
 
@@ -60,7 +61,8 @@ def test_files_of_a_run(whole):
     assert {p.name for p in out.iterdir()} == {CONFIG, METRICS, TIMING, SUMMARY, run.SAMPLES, run.MODEL}
     config = json.loads((out / CONFIG).read_text())
     assert config["task"] == "lm"
-    assert config["setup"]["reward"] == ["letters=1"]
+    assert config["setup"]["reward"].endswith("mine.py:letters")
+    assert (config["given"], config["setup"]["eval_data"]) == (["eval_data"], "the data")
     rows = [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
     assert rows == done.metrics
     assert [r["step"] for r in rows] == list(range(7))
@@ -251,7 +253,7 @@ def test_the_command_trains_and_prints_its_summary(folder, tmp_path, capsys):
     summary = json.loads(out)
     assert (summary["step"], summary["completions"]) == (2, 16)
     config = json.loads((tmp_path / "run" / CONFIG).read_text())
-    assert config["setup"]["reward"] == ["last_number=1", "letters=0.5"]
+    assert config["setup"]["reward"] == ["last_number", f"{folder}/mine.py:letters=0.5"]
     assert config["setup"]["lora"] == {"r": 2, "lora_alpha": 4}
     assert "temperature=0.7" in config["method"]["sampler"]
 
@@ -271,6 +273,28 @@ def test_the_command_shows_progress_and_completions(folder, tmp_path, capsys):
     assert code == 0
     assert "return mean" in out
     assert "step 1 (train)" in err
+
+
+def test_the_command_evaluates_a_run(folder, tmp_path, capsys):
+    given = {"data": f"{folder}/digits.jsonl", "eval_data": f"{folder}/unseen.jsonl", "steps": 1}
+    done = short(folder, tmp_path / "run", max_tokens=4, eval_samples=2, **given)
+    code, out, err = command(capsys, "eval", tmp_path / "run", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["accuracy"] == done.summary["eval_accuracy"]
+    assert found["length_mean"] == done.summary["eval_length_mean"]
+    assert (found["prompts"], found["step"]) == (6, 1)
+    code, out, err = command(capsys, "eval", tmp_path / "run", "--episodes", 2)
+    assert "prompts             2" in out
+    (tmp_path / "run" / SUMMARY).unlink()
+    code, _, err = command(capsys, "eval", tmp_path / "run")
+    assert (code, "is not finished" in err) == (2, True)
+
+
+def test_a_run_on_python_objects_is_not_evaluated_by_the_command(whole, folder, tmp_path, capsys):
+    short(folder, tmp_path / "run", steps=1, data=[{"prompt": "1"}], eval_data=None, eval_every=0)
+    code, _, err = command(capsys, "eval", tmp_path / "run")
+    assert (code, "given in Python" in err) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -146,9 +146,18 @@ def train(args: Namespace) -> None:
 
 def evaluate(args: Namespace) -> None:
     """`apportion eval DIR [--episodes N] [--json]`."""
+    from apportion.cli import language
+    from apportion.runs.files import read_config
+
+    out = Path(args.dir)
+    if read_config(out)["task"] == language.TASK:
+        from apportion.lm.evaluate import evaluate_run as of_language
+
+        _print_summary(of_language(out, args.episodes, quiet=args.json), args.json)
+        return
     from apportion.control.run import evaluate_run
 
-    _print_summary(evaluate_run(Path(args.dir), episodes=args.episodes), args.json)
+    _print_summary(evaluate_run(out, episodes=20 if args.episodes is None else args.episodes), args.json)
 
 
 def _print_summary(summary: dict[str, Any], as_json: bool) -> None:

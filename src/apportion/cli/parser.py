@@ -99,7 +99,12 @@ def _train(p: argparse.ArgumentParser) -> None:
 
 def _eval(p: argparse.ArgumentParser) -> None:
     p.add_argument("dir", metavar="DIR", help="the folder of a run")
-    p.add_argument("--episodes", type=_count, default=20, metavar="N", help="how many (default: 20)")
+    p.add_argument(
+        "--episodes",
+        type=_count,
+        metavar="N",
+        help="how many; of a language model: problems (default: 20, or as many as the run evaluated on)",
+    )
     _json(p)
 
 
@@ -113,7 +118,7 @@ COMMANDS = {
     "audit": ("a method's expected update against the true gradient", _audit),
     "toy": ("the published figures of the exact language, reproduced", _toy),
     "train": ("train a method on a control task or a language model", _train),
-    "eval": ("evaluate a trained policy", _eval),
+    "eval": ("evaluate a trained policy or language model", _eval),
     "demo": ("five methods on CartPole and on the exact language, with a report", _demo),
 }
 

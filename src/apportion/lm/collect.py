@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,18 @@ class Batch:
             lists[0], self.completions[pick], lists[1], self.value[pick], lists[2],
             self.total[pick], self.scored[pick], companions,
         )  # fmt: skip
+
+    @staticmethod
+    def of(examples: list[Example], completions: Completions, texts: list[list[str]], scores: Scores) -> Batch:
+        """The batch of N examples with G responses each, and the scores [N · G]."""
+        shape = N, G = completions.terminated.shape
+        steps = [scores.steps[n * G : (n + 1) * G] for n in range(N)]
+        value, total, scored = (
+            scores.value.reshape(*shape, -1),
+            scores.total.reshape(shape),
+            scores.scored.reshape(shape),
+        )
+        return Batch(examples, completions, texts, value, steps, total, scored, None)
 
     @staticmethod
     def join(parts: Sequence[Batch]) -> Batch:
@@ -132,17 +144,16 @@ def _draw(job: Job, position: int, count: int) -> tuple[Batch, Scores, tuple[int
     seeds: list[Seed] = [(job.seed, 0, position + i) for i in range(count)]
     group = job.method.sampler.group
     completions, texts, scores = answer(job, examples, group, job.sampling, seeds)
-    shape, spent = (count, group), (count * group, int(completions.lengths.sum()))
-    scored, companions = scores.scored.reshape(shape), None
+    batch = Batch.of(examples, completions, texts, scores)
+    spent = (count * group, int(completions.lengths.sum()))
     if job.method.sampler.greedy:
         greedily, _, theirs = answer(job, examples, 1, greedy(job.sampling), seeds)
-        # Without its companion a group has no baseline.
-        scored, companions = scored & theirs.scored[:, None], theirs.total + _punishment(job, greedily.lengths[:, 0])
         spent = (spent[0] + count, spent[1] + int(greedily.lengths.sum()))
-    steps = [scores.steps[n * group : (n + 1) * group] for n in range(count)]
-    value = scores.value.reshape(*shape, -1)
-    total = np.where(scored, scores.total.reshape(shape), 0.0)
-    return Batch(examples, completions, texts, value, steps, total, scored, companions), scores, spent
+        # Without its companion a group has no baseline.
+        scored = batch.scored & theirs.scored[:, None]
+        returns = theirs.total + _punishment(job, greedily.lengths[:, 0])
+        batch = replace(batch, scored=scored, total=np.where(scored, batch.total, 0.0), greedy_return=returns)
+    return batch, scores, spent
 
 
 def _punishment(job: Job, length: np.ndarray) -> np.ndarray:

@@ -10,8 +10,8 @@ import numpy as np
 
 from apportion.core.errors import ApportionError, ApportionWarning
 from apportion.lm import metrics
-from apportion.lm.collect import Batch, Collection, answer, book, collect, rewarded
-from apportion.lm.generate import Seed, greedy
+from apportion.lm.collect import Batch, Collection, book, collect, rewarded
+from apportion.lm.evaluate import evaluation
 from apportion.lm.job import Job
 from apportion.lm.learn import Learner, Signals
 
@@ -126,26 +126,9 @@ class Loop:
         return row
 
     def evaluate(self) -> tuple[dict[str, Any], Batch | None]:
-        """Accuracy and more on the evaluation data, under names that begin with eval_; and what was answered.
-
-        Unscored answers count as wrong. Raises ApportionError when none could be scored.
-        """
-        job, setup = self.job, self.job.setup
-        assert job.eval_data is not None
-        group = setup.eval_samples
-        sampling = greedy(job.sampling) if group == 1 else job.sampling
-        seeds: list[Seed] = [(job.seed, 1, i) for i in range(len(job.eval_data))]
-        examples = list(job.eval_data)
-        completions, texts, scores = answer(job, examples, group, sampling, seeds)
-        if scores.failures and not scores.scored.any():
-            raise ApportionError(f"no completion could be scored in the evaluation: {scores.example}")
-        shape = (len(examples), group)
-        steps = [scores.steps[n * group : (n + 1) * group] for n in range(len(examples))]
-        total, scored = scores.total.reshape(shape), scores.scored.reshape(shape)
-        batch = Batch(examples, completions, texts, scores.value.reshape(*shape, -1), steps, total, scored, None)
-        found = metrics.answers(batch.right) | metrics.lengths(completions.lengths, batch.right, completions.truncated)
-        found |= {"return_mean": metrics.average(total[scored]), "unscored": int((~scored).sum())}
-        return {f"eval_{name}": value for name, value in found.items()}, batch
+        """See `evaluate.evaluation`; on the evaluation data of the job."""
+        assert self.job.eval_data is not None
+        return evaluation(self.job, self.job.eval_data)
 
 
 def _drift(batch: Batch, logref: Any) -> float | None:

@@ -18,6 +18,7 @@ from apportion.core.errors import ApportionError
 from apportion.core.method import Method
 from apportion.lm import checkpoint, models
 from apportion.lm.collect import Batch
+from apportion.lm.evaluate import MODEL
 from apportion.lm.job import Job, prepare
 from apportion.lm.loop import EVERY, Loop
 from apportion.lm.models import LanguageModel
@@ -29,7 +30,7 @@ from apportion.runs.lines import Lines, timing
 
 CHECKPOINT_SECONDS = 300.0
 """Least time between two checkpoints: one writes the weights and twice as much again for the optimiser."""
-SAMPLES, MODEL = "samples.jsonl", "model"
+SAMPLES = "samples.jsonl"
 
 Callback = Callable[[dict[str, Any]], None]
 """Told every log row as it comes; of a run that is gone on with, the new ones."""
@@ -110,27 +111,43 @@ def _carry_out(session: Session, quiet: bool, callbacks: Sequence[Callback]) -> 
 
 
 def configuration(job: Job) -> dict[str, Any]:
-    """What config.json holds: everything that decides the run, and the versions it was made with."""
+    """What config.json holds: everything that decides the run, and the versions it was made with.
+
+    given: settings that were Python objects, of which only a description can be kept.
+    """
 
     def told(value: Any) -> Any:
-        if isinstance(value, LanguageModel):
-            return f"{type(value.model).__name__} in memory"
         return str(value) if isinstance(value, Path) else value
 
     setup = {f.name: told(getattr(job.setup, f.name)) for f in dataclasses.fields(job.setup)}
-    setup |= {"data": f"{job.data.name} ({len(job.data):,} rows)"}
-    setup |= {"eval_data": job.eval_data and f"{job.eval_data.name} ({len(job.eval_data):,} rows)"}
-    setup |= {"reward": [f"{r.name}={r.weight:g}" for r in job.rewards]}
+    shown = {
+        "model": f"{type(job.language_model.causal).__name__} in memory",
+        "reference": "a model in memory",
+        "data": job.data.name,
+        "eval_data": job.eval_data and job.eval_data.name,
+        "reward": [f"{r.name}={r.weight:g}" for r in job.rewards],
+    }
+    given = [name for name in shown if not _text(setup[name])]
+    setup |= {name: shown[name] for name in given}
     config = {
         "task": "lm",
         "method": described(job.method),
         "steps": job.setup.budget,
         "seed": job.seed,
         "setup": setup,
+        "given": given,
+        "rows": {"data": len(job.data), "eval_data": job.eval_data and len(job.eval_data)},
         "policy": {"model": setup["model"], "class": type(job.language_model.causal).__name__},
         "versions": versions("torch", "transformers", "numpy"),
     }
     return json.loads(json.dumps(config))
+
+
+def _text(value: Any) -> bool:
+    """Whether a setting is text, which says all of it; other Python objects are only described."""
+    return (
+        value is None or isinstance(value, str) or (isinstance(value, list) and all(isinstance(v, str) for v in value))
+    )
 
 
 class Session:
