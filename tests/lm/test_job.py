@@ -74,7 +74,21 @@ def test_what_language_models_cannot_run_is_refused_by_name(name):
         lm.train(getattr(methods, name), quiet=True, **settings())
 
 
+def test_distillation_reads_its_teacher_and_no_reward():
+    run = train(
+        methods.distill,
+        [("sampler.group", 1), ("update.learning_rate", 0.01)],
+        reference=model(seed=1),
+        steps=40,
+        prompts=8,
+    )
+    drifts = [row["kl_reference"] for row in run.metrics]
+    assert np.mean(drifts[-5:]) < 0.5 * np.mean(drifts[:5])
+
+
 def test_an_unscored_sibling_leaves_the_baseline():
+    """cases.md 13."""
+
     def flaky(completion):
         flaky.calls += 1
         return None if flaky.calls % 4 == 1 else float(flaky.calls)
@@ -109,6 +123,7 @@ def test_a_reward_that_always_fails_stops_the_run():
 
 
 def test_dynamic_sampling_draws_again_and_stops_at_its_cap():
+    """cases.md 18: where no group is mixed it stops at the cap."""
     calls = []
 
     def two_in_three(completions, **columns):
@@ -146,6 +161,29 @@ def test_the_punishment_of_length_does_not_make_a_group_mixed():
     """All wrong, of different lengths: DAPO's filter reads the task's rewards only."""
     here = job(methods.dapo, [("sampler.group", 4), ("sampler.keep", KeepMixed(1))], reward=lambda completion: 0.0)
     assert collect(here, 0).batch is None
+
+
+def test_a_prompt_drawn_twice_is_two_groups():
+    """cases.md 11: siblings belong to a draw, not to a prompt's text."""
+    here = job(overrides=[("sampler.group", 4)], data=DIGITS[:1], prompts=3)
+    found = collect(here, 0)
+    advantage = advantages(here.method, book(here, found.batch, None)).advantage[..., 0]
+    assert len(found.batch.examples) == 3
+    assert advantage == pytest.approx(found.batch.total - found.batch.total.mean(1, keepdims=True))
+    texts = [tuple(siblings) for siblings in found.batch.texts]
+    assert len(set(texts)) == 3
+
+
+@pytest.mark.parametrize("method", [methods.dr_grpo, methods.dapo, methods.grpo.replace(kl=NoKL())])
+def test_where_all_responses_are_cut_and_masked_nothing_moves(method):
+    """cases.md 32."""
+    weights = model()
+    before = {k: v.clone() for k, v in weights.model.state_dict().items()}
+    run = train(method, mask_truncated=True, max_tokens=1, prompts=1, model=weights)
+    assert run.summary["step"] == 1
+    assert run.metrics[0]["truncated_fraction"] == 1.0
+    assert (run.metrics[0]["updates"], run.metrics[0]["grad_norm"]) == (0, 0.0)
+    assert all((before[k] == v).all() for k, v in weights.model.state_dict().items())
 
 
 def answered(tokens, truncated, steps=None, total=None):

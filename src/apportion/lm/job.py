@@ -17,14 +17,14 @@ from apportion.core.errors import ApportionError
 from apportion.core.method import Method
 from apportion.core.weigh import needs
 from apportion.lm import models
-from apportion.lm.data import Dataset, Prompter, dataset
+from apportion.lm.data import Dataset, Prompter, dataset, draw
 from apportion.lm.generate import Sampling
 from apportion.lm.models import LanguageModel
 from apportion.lm.rewards import Reward, rewards
 from apportion.lm.setup import Setup, resolve
 
 CHECKED = 10_000
-"""Prompts whose length is checked before a run begins; the others are when they are drawn."""
+"""Prompts, of those that a run will draw, whose length is checked before it begins; the others are when drawn."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,9 +85,9 @@ def prepare(
         data = data.without(eval_data)
     language_model = load(setup, seed)
     prompter = prompts(language_model, setup, setup.max_tokens)
-    for source in filter(None, (data, eval_data)):
-        for example in source.first(CHECKED):
-            prompter.ids(example.prompt)
+    drawn = draw(len(data), seed, 0, min(len(data), CHECKED, setup.budget.get("steps", CHECKED) * setup.prompts))
+    for example in [*(data[i] for i in drawn), *(eval_data or ())]:
+        prompter.ids(example.prompt)
     reference = _reference(chosen, setup, language_model)
     job = Job(chosen, setup, seed, language_model, reference, data, eval_data, functions, prompter)
     assert job.sampling  # refuses what is no distribution

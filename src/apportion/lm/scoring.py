@@ -7,8 +7,9 @@ import math
 import multiprocessing
 import os
 import signal
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -155,7 +156,10 @@ def _apart(
     while done < len(calls):
         ours, theirs = fork.Pipe(duplex=False)
         child = fork.Process(target=_work, args=(rewards, items, calls[done:], ours, theirs, limit))
-        child.start()
+        with warnings.catch_warnings():
+            # Threads that are lost at a fork can leave the child waiting for ever; the limit is there for that too.
+            warnings.simplefilter("ignore")
+            child.start()
         theirs.close()
         try:
             while done < len(calls):
@@ -198,12 +202,3 @@ def _work(
         results = _results(rewards[call.f], items[call.first : call.last])
         told = [{"failure": list(r)} if isinstance(r, Failure) else r for r in results]
         ours.send_bytes(json.dumps(told).encode())
-
-
-def require(scores: Scores, what: str, warn: Callable[[str], None]) -> None:
-    """Refuse scores without a single number, and say what happened where some are missing."""
-    if scores.failures and not scores.scored.any():
-        raise ApportionError(f"{what}: no completion could be scored ({scores.example}); mend the reward and go on")
-    if scores.failures:
-        count = ", ".join(f"{n} {kind}" for kind, n in scores.failures.items())
-        warn(f"{what}: unscored completions ({count}), e.g. {scores.example}")

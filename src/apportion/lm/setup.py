@@ -144,14 +144,18 @@ def resolve(
     settings: fields of Setup. overrides: (path, value) of the method's fields, such as ("sampler.group", 8).
     Raises UnknownName for a preset, field or path that does not exist, ApportionError for values that do not fit.
 
-    >>> resolve("rloo", {"model": "m", "prompts": 4}, preset="lm_arithmetic").setup.reward
-    'last_number'
+    >>> grpo, reinforce = (resolve(name, {}, preset="lm_arithmetic") for name in ("grpo", "reinforce"))
+    >>> (grpo.setup.prompts, grpo.method.sampler.group), (reinforce.setup.prompts, reinforce.method.sampler.group)
+    ((8, 8), (64, 1))
     """
     method = entry(method) if isinstance(method, str) else method
     if preset is not None and preset not in presets():
         raise UnknownName("preset", preset, presets())
-    values = presets()[preset] if preset else {}
+    values = dict(presets()[preset]) if preset else {}
     base = METHODS.get(method.name.partition("[")[0], method)
+    if base.sampler.group == 1 and "sampler.group" in values:
+        # A method without siblings draws as many responses from as many prompts.
+        values["prompts"] *= values.pop("sampler.group")
     name, claim = method.name, method.claim
     for path, value in values.items():
         if "." in path and _at(method, path) == _at(base, path):
