@@ -35,9 +35,7 @@ def save(folder: Path, loop: Loop, logs: dict[str, list[int]]) -> None:
         # The folder holds the sum of base and adapter; going on needs the adapter alone.
         arrays |= {f"adapter.{name}": p.detach().float().cpu().numpy() for name, p in loop.learner.named}
     save_arrays(place / CHECKPOINT, arrays, {"task": "lm", "counters": loop.counters, "logs": logs})
-    for old in _found(folder):
-        if old != place:
-            shutil.rmtree(old, ignore_errors=True)
+    clear(folder, but=place)
 
 
 def restore(folder: Path, loop: Loop) -> dict[str, list[int]]:
@@ -45,7 +43,7 @@ def restore(folder: Path, loop: Loop) -> dict[str, list[int]]:
 
     Raises ApportionError for a checkpoint that is broken or of another model.
     """
-    whole = [place for place in _found(folder) if (place / CHECKPOINT).exists()]
+    whole = sorted(place for place in folder.glob(f"{PREFIX}*") if (place / CHECKPOINT).exists())
     if not whole:
         return {name: [0, 0] for name in LOGS}
     place = whole[-1]
@@ -68,11 +66,8 @@ def restore(folder: Path, loop: Loop) -> dict[str, list[int]]:
         raise ApportionError(f"{place} does not fit this run: {' '.join(str(error).split())[:200]}") from error
 
 
-def clear(folder: Path) -> None:
-    """Remove every checkpoint: the run is over and its model is written."""
-    for place in _found(folder):
-        shutil.rmtree(place, ignore_errors=True)
-
-
-def _found(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.glob(f"{PREFIX}*") if p.is_dir() and not p.suffix)
+def clear(folder: Path, but: Path | None = None) -> None:
+    """Remove every checkpoint but one, and what is left of those that were cut short."""
+    for place in folder.glob(f"{PREFIX}*"):
+        if place != but:
+            shutil.rmtree(place, ignore_errors=True)

@@ -25,9 +25,7 @@ AT_ONCE = 32
 """Problems that are answered between two signs of progress."""
 
 
-def evaluation(
-    job: Job, problems: Dataset, progress: Callable[[int], None] = lambda done: None
-) -> tuple[dict[str, Any], Batch]:
+def evaluation(job: Job, problems: Dataset, progress: Callable[[int], None]) -> tuple[dict[str, Any], Batch]:
     """Accuracy with its interval, pass@k and lengths, under names that begin with eval_; and what was answered.
 
     One answer to a problem is the most probable one; more are sampled as in training. Unscored answers count as wrong.

@@ -106,6 +106,9 @@ def _check(method: Method) -> None:
 def load(setup: Setup, seed: int) -> LanguageModel:
     """The model that the setup names; a new LoRA adapter is drawn by the seed. Raises as `models.load`."""
     if isinstance(setup.model, LanguageModel):
+        for name in ("lora", "gguf_file", "device"):
+            if getattr(setup, name) is not None:
+                raise ApportionError(f"{name} is for a model that is yet to be loaded; give it to lm.load or lm.wrap")
         return setup.model
     place = located(setup.model)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():

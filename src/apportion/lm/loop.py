@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -125,10 +125,10 @@ class Loop:
             row[f"reward/{reward.name}"] = metrics.average(value[np.isfinite(value)])
         return row
 
-    def evaluate(self) -> tuple[dict[str, Any], Batch | None]:
+    def evaluate(self, progress: Callable[[int], None]) -> tuple[dict[str, Any], Batch | None]:
         """See `evaluate.evaluation`; on the evaluation data of the job."""
         assert self.job.eval_data is not None
-        return evaluation(self.job, self.job.eval_data)
+        return evaluation(self.job, self.job.eval_data, progress)
 
 
 def _drift(batch: Batch, logref: Any) -> float | None:

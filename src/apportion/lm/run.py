@@ -214,7 +214,8 @@ class Session:
             callback(row)
 
     def _evaluate(self, display: Display) -> dict[str, Any]:
-        found, batch = self.loop.evaluate()
+        at, size = self.loop.counters[self._unit], len(self.job.eval_data or ())
+        found, batch = self.loop.evaluate(lambda done: display.at(at, f"evaluating {done}/{size}"))
         self._show(batch, "eval", display)
         return found
 

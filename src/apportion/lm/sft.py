@@ -6,7 +6,7 @@ The loss is on response tokens only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +82,10 @@ class Imitation(Loop):
         shown = {"length_mean": float(given.lengths.mean()), "truncated_fraction": float(given.truncated.mean())}
         return self.counters | {"loss": signals.mismatch} | shown | kept, None
 
-    def evaluate(self) -> tuple[dict[str, Any], Batch | None]:
+    def evaluate(self, progress: Callable[[int], None]) -> tuple[dict[str, Any], Batch | None]:
         """As `Loop.evaluate` where there is a reward; otherwise the loss on the evaluation data."""
         if self.job.rewards:
-            return super().evaluate()
+            return super().evaluate(progress)
         assert self.job.eval_data is not None
         given = completions(self.job, list(self.job.eval_data))
         logp = np.concatenate([x for row in self.learner.old_logprobs(given) for x in row])

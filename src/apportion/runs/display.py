@@ -95,15 +95,15 @@ class Display:
         console = Console(stderr=True) if self._bar is None else self._bar.console
         console.print(table)
 
-    def at(self, done: int) -> None:
-        """Say that so many units of work are done."""
+    def at(self, done: int, doing: str = "") -> None:
+        """Say that so many units of work are done, and what goes on beside them."""
         now = time.perf_counter()
         if self._begun is None:
             self._begun = (now, done)
         rate = (done - self._begun[1]) / max(now - self._begun[0], 1e-9)
         pace = f"{rate:,.0f}/s" if rate >= 10 else f"{1 / rate:.2g} s each" if rate else ""
         speed = f"{pace}  {max(self.total - done, 0) / rate:.0f} s left" if rate else ""
-        text = "  ".join(filter(None, (f"{done:,}/{self.total:,} {self.unit}", speed, self.signals)))
+        text = "  ".join(filter(None, (f"{done:,}/{self.total:,} {self.unit}", speed, self.signals, doing)))
         if self._bar is not None:
             self._bar.update(self._task, completed=min(done, self.total), total=self.total, text=text)
         elif self.plain and now - self._said >= PLAIN_SECONDS:
