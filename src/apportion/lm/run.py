@@ -175,14 +175,18 @@ class Session:
         saved = time.perf_counter()
         loop, setup = self.loop, self.job.setup
         told = bool(self.logs) and self.logs[METRICS].rows > 0
+
+        def doing(word: str = "") -> None:
+            display.at(loop.counters[self._unit], word)
+
         if self.job.eval_data is not None and loop.step == 0 and not told:
             self._tell(loop.counters | self._evaluate(display), display, callbacks)
-        display.at(loop.counters[self._unit])
+        doing()
         while not loop.done:
             if interrupt.caught:
                 self.stop()
             try:
-                row, drawn = loop.advance()
+                row, drawn = loop.advance(doing)
             except ApportionError:
                 self.save()
                 raise
@@ -192,7 +196,7 @@ class Session:
             elif loop.step == 1 or loop.step % EVERY == 0:
                 self._show(drawn, "train", display)
             self._tell(row, display, callbacks)
-            display.at(loop.counters[self._unit])
+            doing()
             if time.perf_counter() - saved >= CHECKPOINT_SECONDS:
                 self.save()
                 saved = time.perf_counter()

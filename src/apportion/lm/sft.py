@@ -67,11 +67,12 @@ def sft(
 class Imitation(Loop):
     """The loop whose collections come from the data."""
 
-    def advance(self) -> tuple[dict[str, Any], Batch | None]:
+    def advance(self, doing: Callable[[str], None]) -> tuple[dict[str, Any], Batch | None]:
         """One update on the next rows; its log row. `loss` is the mean -log pi of response tokens before it."""
         job, done, count = self.job, self.fraction, self.job.setup.prompts
         rows = [job.data[i] for i in draw(len(job.data), job.seed, self.position, count)]
         given = completions(job, rows)
+        doing("learning")
         signals = self.learner.step(given, learn.rollouts(given, np.ones((count, 1))), done)
         self.step += 1
         self.position += count
