@@ -19,7 +19,7 @@ from apportion.core.parts import KL, Constant, NoKL
 from apportion.core.sampler import Sampler
 from apportion.core.weigh import advantages, weights
 from apportion.lm import learn, packing, passes
-from apportion.lm.generate import Sampling
+from apportion.lm.generate import Completions, Sampling
 from apportion.lm.learn import Learner, rollouts
 from apportion.lm.packing import Row
 from lm import plain
@@ -51,7 +51,7 @@ def weighted(method, completions, rolled):
 
 WAYS = {
     "as it is": {},
-    "batches of one response": {"tokens": 1},
+    "batches as small as they get": {"tokens": 1},
     "batches that split groups": {"tokens": 25},
     "checkpointing": {"checkpointing": True},
     "the trainer's own log-probabilities": {"old": "trainer"},
@@ -96,6 +96,21 @@ def test_a_packed_row_holds_every_prompt_once_and_no_padding(completions):
     once = sum(len(p) for p in completions.prompt) + int((completions.lengths - 1).sum())
     assert packed.ids.shape == (1, once)
     assert len(packed.at) == completions.lengths.sum()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sizes"), [(1, [1] * 8 + [4]), (30, [2, 2, 3, 1, 4]), (70, [4, 4, 4]), (10_000, [12])]
+)
+def test_batches_keep_groups_together_where_they_can(tokens, sizes):
+    """A long prompt is not read again for each of its short responses, however small the budget."""
+    prompts, short = [np.arange(n) for n in (9, 4, 40)], [[np.arange(n) for n in (14, 7, 7, 7)]] * 3
+    made = Completions(prompts, short, short, np.ones((3, 4), bool), np.zeros((3, 4), bool), Sampling(max_tokens=14))
+    index = list(np.ndindex(3, 4))
+    cut = list(passes.batches(made, index, tokens))
+    assert [len(b.index) for b in cut] == sizes
+    assert [i for b in cut for i in b.index] == index
+    assert all(sum(len(r.responses) for r in b.rows) == len(b.index) for b in cut)
+    assert [len(b.index) for b in passes.batches(made, index, 1, shared=False)] == [1] * 12
 
 
 def test_responses_of_no_weight_go_through_no_pass(sampler, completions, monkeypatch):

@@ -84,7 +84,7 @@ class Learner:
 
     method: any catalogue entry without a critic. reference: the frozen model of the KL penalty (or teacher); a model
     with a LoRA adapter is its own reference. seed: of the minibatches' order. tokens: that go through the model at a
-    time, for memory (None: 1024 on a CPU, 16384 on a GPU); the gradient does not depend on it. checkpointing: work
+    time, for memory (None: 768 on a CPU, 16384 on a GPU); the gradient does not depend on it. checkpointing: work
     activations out again in the backward pass. weight_decay: AdamW's.
 
     old: whose log-probabilities the ratio divides by. "sampler" takes `Rollouts.logq`; "trainer" this model's own
@@ -114,7 +114,7 @@ class Learner:
         if old == "sampler" and correction:
             raise ApportionError("correction weighs trainer against sampler, so old must be 'trainer'")
         self.method, self.language_model, self.reference = method, language_model, reference
-        self.seed, self.tokens = seed, tokens or (1024 if language_model.device.type == "cpu" else 16384)
+        self.seed, self.tokens = seed, tokens or (768 if language_model.device.type == "cpu" else 16384)
         self.named = [(name, p) for name, p in language_model.model.named_parameters() if p.requires_grad]
         exact = all(p.dtype == torch.float32 for _, p in self.named)
         self.terms = Terms(old or ("sampler" if exact and not correction else "trainer"), correction, cap)

@@ -137,27 +137,23 @@ class Packed:
 
 
 def _pieces(begin: int, P: int, lengths: Sequence[int], device: torch.device) -> list[Piece]:
-    """The attention of one group: the prompt with as many siblings as make a piece, then the other siblings."""
-    pieces: list[Piece] = []
-    prompt, start, own = slice(begin, begin + P), begin, [np.zeros(P, np.int32)]
-    for j, length in enumerate(lengths):
-        held = sum(map(len, own[1:])) if start == begin else sum(map(len, own))
-        if held and held + length > PIECE:
-            pieces.append(_piece(start, prompt, own, device))
-            start, own = pieces[-1].stop, []
-        own.append(np.full(length, j + 1, np.int32))
-    return [*pieces, _piece(start, prompt, own, device)] if sum(map(len, own)) else pieces
+    """The attention of one group: its prompt, then its siblings, as many at a time as make a piece."""
+    prompt = slice(begin, begin + P)
+    pieces, held = [Piece(prompt.start, prompt.stop, prompt, None)], [0]
+    for length in [*lengths, PIECE]:  # a last one that never fits, to close the piece at hand
+        if sum(held) and sum(held) + length > PIECE:
+            pieces.append(_siblings(pieces[-1].stop, prompt, held, device))
+            held = []
+        held.append(length)
+    return pieces
 
 
-def _piece(start: int, prompt: slice, own: Sequence[np.ndarray], device: torch.device) -> Piece:
-    segment = np.concatenate(own)
-    stop, first = start + len(segment), start == prompt.start
-    if first and len(np.unique(segment)) <= 2:
-        return Piece(start, stop, prompt, None)
-    keys = segment if first else np.concatenate([np.zeros(prompt.stop - prompt.start, np.int32), segment])
-    before = np.arange(len(keys))[None] <= (np.arange(len(segment)) + len(keys) - len(segment))[:, None]
-    mask = before & ((keys == 0)[None] | (keys[None] == segment[:, None]))
-    return Piece(start, stop, prompt, torch.from_numpy(mask).to(device))
+def _siblings(start: int, prompt: slice, lengths: Sequence[int], device: torch.device) -> Piece:
+    """Siblings of some lengths, each of which sees the prompt and, up to where it is, itself."""
+    whose = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(device)
+    own = (whose[:, None] == whose[None]).tril()
+    seen = own.new_ones(len(whose), prompt.stop - prompt.start)
+    return Piece(start, start + len(whose), prompt, torch.cat([seen, own], dim=1))
 
 
 class Cache:

@@ -7,6 +7,7 @@ sampled the tokens, and are float32 whatever the weights are.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -48,21 +49,33 @@ def batches(
 ) -> Iterator[Batch]:
     """The responses at `index` [R], sorted and cut into batches of about `tokens` tokens; at least one response each.
 
-    shared: siblings share their prompt, so it counts once in a batch (not where rows are padded).
+    shared: siblings share their prompt, so it counts once in a batch (not where rows are padded). A group is then cut
+    only where it is larger than a batch, and than twice its prompt: reading a long prompt again costs more.
     """
     held: list[tuple[int, int]] = []
     size = 0
-    for n, g in sorted(index):
-        new_prompt = not shared or not held or held[-1][0] != n
-        cost = len(completions.tokens[n][g]) - 1 + new_prompt * len(completions.prompt[n])
-        if held and size + cost > tokens:
+    for unit in _units(sorted(index), shared):
+        prompt = len(completions.prompt[unit[0][0]])
+        own = [len(completions.tokens[n][g]) - 1 for n, g in unit]
+        if held and size + prompt + sum(own) > tokens:
             yield _batch(completions, held)
             held, size = [], 0
-            cost = len(completions.tokens[n][g]) - 1 + len(completions.prompt[n])
-        held.append((n, g))
-        size += cost
+        size += prompt
+        for response, length in zip(unit, own, strict=True):
+            if held and size + length > max(tokens, 2 * prompt * shared):
+                yield _batch(completions, held)
+                held, size = [], prompt
+            held.append(response)
+            size += length
     if held:
         yield _batch(completions, held)
+
+
+def _units(index: Sequence[tuple[int, int]], shared: bool) -> list[list[tuple[int, int]]]:
+    """What is kept together if it can be: groups, or single responses where nothing is shared."""
+    if not shared:
+        return [[i] for i in index]
+    return [list(group) for _, group in itertools.groupby(index, key=lambda i: i[0])]
 
 
 def _batch(completions: Completions, index: Sequence[tuple[int, int]]) -> Batch:
