@@ -279,7 +279,8 @@ def test_the_command_shows_progress_and_completions(folder, tmp_path, capsys):
 
 def test_the_command_evaluates_a_run(folder, tmp_path, capsys):
     given = {"data": f"{folder}/digits.jsonl", "eval_data": f"{folder}/unseen.jsonl", "steps": 1}
-    done = short(folder, tmp_path / "run", max_tokens=4, eval_samples=2, **given)
+    warm = [("sampler.group", 4), ("sampler.temperature", 0.5)]
+    done = short(folder, tmp_path / "run", max_tokens=4, eval_samples=2, overrides=warm, **given)
     code, out, err = command(capsys, "eval", tmp_path / "run", "--json")
     assert (code, err) == (0, "")
     found = json.loads(out)

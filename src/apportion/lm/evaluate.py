@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from apportion.lm.collect import Batch, answer
 from apportion.lm.data import Dataset
 from apportion.lm.generate import Seed, greedy
 from apportion.lm.job import Job, prepare
-from apportion.lm.setup import Setup
 from apportion.runs.display import Display
 from apportion.runs.files import SUMMARY, read_config, read_json
 
@@ -23,6 +21,12 @@ MODEL = "model"
 
 AT_ONCE = 32
 """Problems that are answered between two signs of progress."""
+
+KEPT = (
+    "reward", "reward_timeout", "dtype", "device", "system", "plain", "max_tokens", "top_p", "top_k", "eval_size",
+    "eval_samples",
+)  # fmt: skip
+"""Settings of a run that its evaluation shares."""
 
 
 def evaluation(job: Job, problems: Dataset, progress: Callable[[int], None]) -> tuple[dict[str, Any], Batch]:
@@ -65,19 +69,11 @@ def evaluate_run(out: str | Path, problems: int | None = None, quiet: bool = Fal
     for name in (where, "reward"):
         if name in config["given"]:
             raise ApportionError(f"the {name} of {out} was given in Python, so it is not in the folder; use lm.train")
-    known = {f.name for f in dataclasses.fields(Setup)} - {
-        "model",
-        "data",
-        "eval_data",
-        "gguf_file",
-        "lora",
-        "reference",
-    }
-    settings = {name: value for name, value in setup.items() if name in known}
-    size = {"eval_size": setup["eval_size"] if problems is None else problems}
-    job = prepare(
-        METHODS["reinforce"], settings | size | {"model": str(out / MODEL), "data": setup[where]}, seed=config["seed"]
-    )
+    settings = {name: setup[name] for name in KEPT} | {"model": str(out / MODEL), "data": setup[where]}
+    if problems is not None:
+        settings["eval_size"] = problems
+    same = [("sampler.temperature", config["sampling"]["temperature"])]
+    job = prepare(METHODS["reinforce"], settings, same, seed=config["seed"])
     chosen = job.data.first(job.setup.eval_size)
     with Display("eval lm", len(chosen), unit="problems", quiet=quiet, at_first="sampling") as display:
         found, _ = evaluation(job, chosen, display.at)

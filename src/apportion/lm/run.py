@@ -136,6 +136,7 @@ def configuration(job: Job) -> dict[str, Any]:
         "seed": job.seed,
         "setup": setup,
         "given": given,
+        "sampling": dataclasses.asdict(job.sampling),
         "rows": {"data": len(job.data), "eval_data": job.eval_data and len(job.eval_data)},
         "policy": {"model": setup["model"], "class": type(job.language_model.causal).__name__},
         "versions": versions("torch", "transformers", "numpy"),
