@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("transformers")
 
 from apportion.core.errors import ApportionError, InvalidData
-from apportion.lm.generate import Completions, Sampling, choose, generate, greedy
+from apportion.lm.generate import Completions, Sampling, _invert, choose, generate, greedy
 from lm import plain
 
 
@@ -61,6 +61,34 @@ def test_tokens_come_as_often_as_their_probability_says():
         p = np.where(np.arange(5) < kept, p, 0) / p[:kept].sum()
         assert share == pytest.approx(p, abs=2e-4)
         assert logp[0].item() == pytest.approx(np.log(p[0]), abs=1e-6)
+
+
+def test_a_draw_is_the_inverse_of_the_running_sum():
+    """Over a vocabulary of many blocks, at the ends of the unit interval, and never a token of probability 0."""
+    rng = np.random.default_rng(0)
+    p = torch.from_numpy(rng.dirichlet(np.full(1500, 0.02), 400)).float() * (torch.rand(400, 1500) < 0.5)
+    p[:100, 700:] = 0.0
+    uniform = torch.from_numpy(rng.random((400, 1)))
+    uniform[:50], uniform[50:100] = 0.0, 1 - 2.0**-53
+    token = _invert(p, uniform)[:, 0]
+    total = torch.cumsum(p.double(), dim=-1)
+    assert (p[torch.arange(400), token] > 0).all()
+    at = (uniform * total[:, -1:])[:, 0]
+    near = 1e-9
+    assert (total[torch.arange(400), token] > at - near).all()
+    assert (total[torch.arange(400), token] - p[torch.arange(400), token] <= at + near).all()
+
+
+def test_the_edge_of_top_p_is_found_however_far_it_is(monkeypatch):
+    logits = torch.from_numpy(np.random.default_rng(0).normal(size=(30, 400))).float()
+    found = [Sampling(top_p=p).threshold(logits) for p in (0.05, 0.5, 0.99)]
+    monkeypatch.setattr("apportion.lm.generate.FIRST", 7)
+    for p, edge in zip((0.05, 0.5, 0.99), found, strict=True):
+        assert torch.equal(Sampling(top_p=p).threshold(logits), edge)
+        inside = torch.where(logits >= edge, logits, -torch.inf).logsumexp(-1) - logits.logsumexp(-1)
+        beyond = torch.where(logits > edge, logits, -torch.inf).logsumexp(-1) - logits.logsumexp(-1)
+        assert (inside.exp() >= p - 1e-5).all()
+        assert (beyond.exp() < p + 1e-5).all()
 
 
 def test_a_response_does_not_depend_on_what_else_is_in_the_batch(made):

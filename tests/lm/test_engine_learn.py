@@ -90,6 +90,19 @@ def test_a_reference_that_is_missing_is_named(sampler):
         Learner(methods.dr_grpo, sampler).reference_logprobs(plain.sample(sampler, 1))
 
 
+def test_minibatches_are_cut_anew_for_each_collection_and_epoch(sampler, completions):
+    learner = Learner(methods.cispo.set("sampler.epochs", 2).set("sampler.minibatches", 4), fresh(sampler), seed=1)
+    cuts = []
+    learner._gradient = lambda account, cut, scale, fresh: cuts.append(list(cut))
+    learner._move = lambda: 0.0
+    for _ in range(2):
+        learner.step(completions, plain.book(completions))
+    passes = [cuts[i : i + 4] for i in range(0, 16, 4)]
+    everything = list(np.ndindex(3, 4))
+    assert all(sorted(i for cut in one for i in cut) == everything for one in passes)
+    assert len({str(one) for one in passes}) == 4
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_state_goes_on_bitwise(sampler, completions, dtype):
     """cases.md 70: moments, schedule, minibatch order, adaptive beta and float32 copies are all in the state."""

@@ -20,6 +20,10 @@ from apportion.lm.models import LanguageModel
 from apportion.lm.packing import Cache, head
 
 Seed = int | tuple[int, ...]
+FIRST = 1024
+"""Tokens among which the edge of top_p is looked for first."""
+BLOCK = 256
+"""Tokens whose probabilities are summed before the running sum is taken."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,14 @@ class Sampling:
             least = torch.topk(logits, self.top_k, dim=-1).values[:, -1:]
             logits = torch.where(logits < least, -torch.inf, logits)
         if self.top_p < 1:
-            order = torch.sort(logits, dim=-1, descending=True).values
-            before = torch.cumsum(torch.softmax(order, dim=-1), dim=-1) - torch.softmax(order, dim=-1)
-            count = (before < self.top_p).sum(dim=-1, keepdim=True).clamp(min=1)
+            total = torch.logsumexp(logits, dim=-1, keepdim=True)
+            for some in (min(V, FIRST), V):  # a whole vocabulary is sorted only where the first ones do not reach
+                order = torch.topk(logits, some, dim=-1).values
+                share = torch.exp(order - total)
+                reached = torch.cumsum(share, dim=-1)
+                if bool((reached[:, -1] >= self.top_p).all()):
+                    break
+            count = (reached - share < self.top_p).sum(dim=-1, keepdim=True)
             least = torch.gather(order, 1, count - 1)
         return least
 
@@ -214,11 +223,26 @@ def choose(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[Tensor,
     if least is not None:
         logits = torch.where(logits < least, -torch.inf, logits)
     logp = torch.log_softmax(logits, dim=-1)
-    # In float64, because the steps of a float32 sum over a large vocabulary would swallow rare tokens.
-    total = torch.cumsum(logp.exp(), dim=-1, dtype=torch.float64)
-    token = torch.searchsorted(total, uniform[:, None] * total[:, -1:], right=True)
-    token = token.clamp(max=logits.shape[-1] - 1)
+    token = _invert(logp.exp(), uniform[:, None])
     return token[:, 0], torch.gather(logp, 1, token)[:, 0]
+
+
+def _invert(p: Tensor, uniform: Tensor) -> Tensor:
+    """The first token [B, 1] at which the running sum of p [B, V] exceeds its share `uniform` [B, 1] of the whole.
+
+    A running sum is slow, so it is taken over blocks of tokens and then inside one; in float64, because the steps of
+    a float32 sum over a large vocabulary would swallow rare tokens.
+    """
+    blocks = torch.nn.functional.pad(p, (0, -p.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    mass = blocks.sum(dim=-1, dtype=torch.float64)
+    total = torch.cumsum(mass, dim=-1)
+    # Held a little below the sum, so that rounding ends at a token that has a probability.
+    at = uniform.clamp(max=1 - 1e-12) * total[:, -1:]
+    block = torch.searchsorted(total, at, right=True)
+    within = torch.cumsum(blocks[torch.arange(len(p), device=p.device), block[:, 0]], dim=-1, dtype=torch.float64)
+    left = at - torch.gather(total - mass, 1, block)
+    left = torch.minimum(left, within[:, -1:] * (1 - 1e-12))
+    return block * BLOCK + torch.searchsorted(within, left, right=True)
 
 
 def _packed(

@@ -273,9 +273,9 @@ class Learner:
         known = {"collections", "beta"}
         for (name, p), master in zip(self.named, self.master, strict=True):
             found = {key: state.get(f"adam.{name}.{key}") for key in ("step", "exp_avg", "exp_avg_sq")}
-            held = {key: x.clone() for key, x in found.items() if x is not None}
+            held = {key: x.to(p.device, copy=True) for key, x in found.items() if x is not None}
             if held:
-                self.optimiser.state[master] = held | {k: x.to(p.device) for k, x in held.items() if k != "step"}
+                self.optimiser.state[master] = held
             known |= {f"adam.{name}.{key}" for key in held}
             if master is not p:
                 known.add(f"master.{name}")
