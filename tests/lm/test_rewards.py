@@ -8,6 +8,8 @@ import time
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from apportion.core.errors import ApportionError
 from apportion.lm.rewards import RULES, Reward, overlong, rewards
@@ -198,3 +200,20 @@ def test_overlong_punishment_is_the_papers():
 
     y = np.arange(0, 30)
     assert overlong(y, limit, cache).tolist() == [paper(n) for n in y]
+
+
+OUTCOMES = {"fine": 1.5, "none": None, "nan": math.nan, "raise": None, "text": "x", "huge": 10**400}
+
+
+@settings(max_examples=30)
+@given(st.lists(st.sampled_from(sorted(OUTCOMES)), min_size=1, max_size=6), st.booleans())
+def test_whatever_fails_only_that_completion_is_unscored(kinds, apart):
+    def reward(completion):
+        kind = kinds[int(completion)]
+        return 1 / 0 if kind == "raise" else OUTCOMES[kind]
+
+    items = [Item("p", str(k), {}) for k in range(len(kinds))]
+    found = score([Reward(reward)], items, 5.0 if apart else None)
+    assert found.scored.tolist() == [kind == "fine" for kind in kinds]
+    assert found.total.tolist() == [1.5 if kind == "fine" else 0.0 for kind in kinds]
+    assert sum(found.failures.values()) == sum(kind != "fine" for kind in kinds)

@@ -329,3 +329,11 @@ def test_progress_says_what_goes_on_with_pace_and_time_left(folder, tmp_path, ca
     assert lines[0] == "dr_grpo lm: 0/3 steps  evaluating 1/1"
     assert any(line.endswith("sampling") for line in lines)
     assert any("2/3 steps" in line and " s left  return " in line for line in lines)
+
+
+def test_control_does_without_torch():
+    code = "import sys; from apportion.cli import main; main(['train', 'ppo', 'CartPole-v2'])"
+    code += "; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "False"
+    assert "unknown task 'CartPole-v2'" in done.stderr
