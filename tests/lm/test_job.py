@@ -232,6 +232,28 @@ def test_remax_reads_the_greedy_companion():
     assert advantage == pytest.approx(found.batch.total[:, 0] - found.batch.greedy_return)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"correction": "token"}, {"correction": "sequence"}, {"checkpointing": True}, {"batch_tokens": 8},
+        {"weight_decay": 0.1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_does_not_change_the_first_gradient(changes):
+    """Sampler and trainer agree here, so their importance weights are 1; the others are about memory and decay."""
+    plain, other = (train(methods.dr_grpo, **given).metrics[0] for given in ({}, changes))
+    assert other["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-4)
+    assert other["return_mean"] == plain["return_mean"]
+
+
+@pytest.mark.parametrize("changes", [{"top_k": 5}, {"top_p": 0.5}, {"plain": True}, {"system": "short"}], ids=str)
+def test_what_changes_the_samples(changes):
+    plain, other = (train(**given).metrics[0] for given in ({}, changes))
+    assert other["entropy"] != plain["entropy"]
+    assert other["mismatch"] < 1e-5
+
+
 def test_budgets_end_a_run():
     assert train(steps=None, completions=20).summary["completions"] == 24  # three updates of 2 x 4
     run = train(steps=50, tokens=60)
