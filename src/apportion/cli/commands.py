@@ -118,9 +118,14 @@ def toy(args: Namespace) -> int:
 
 def train(args: Namespace) -> None:
     """`apportion train METHOD TASK`."""
+    from apportion.cli import language
     from apportion.cli.values import override
     from apportion.core.catalogue import method
 
+    if args.task == language.TASK:
+        _print_summary(language.train(args), args.json)
+        return
+    language.refuse(args)
     # Refused before JAX is imported; whether an override fits is decided where the task's preset is known.
     asynchronous = args.method == "a3c"
     if not asynchronous:
@@ -156,9 +161,21 @@ def train(args: Namespace) -> None:
 
 def evaluate(args: Namespace) -> None:
     """`apportion eval DIR [--episodes N] [--seed S] [--json]`."""
+    from apportion.cli import language
+    from apportion.runs.files import read_config
+
+    out = Path(args.dir)
+    if read_config(out)["task"] == language.TASK:
+        if args.seed is not None:
+            raise ApportionError(f"--seed is of start states, and {out} holds a language model, which has none")
+        from apportion.lm.evaluate import evaluate_run as of_language
+
+        _print_summary(of_language(out, args.episodes, quiet=args.json), args.json)
+        return
     from apportion.control.run import evaluate_run
 
-    _print_summary(evaluate_run(Path(args.dir), episodes=args.episodes, seed=args.seed), args.json)
+    episodes = 20 if args.episodes is None else args.episodes
+    _print_summary(evaluate_run(out, episodes=episodes, seed=args.seed or 0), args.json)
 
 
 def video(args: Namespace) -> None:
@@ -178,10 +195,11 @@ def _print_summary(summary: dict[str, Any], as_json: bool) -> None:
     if as_json:
         _print_json(summary)
         return
+    width = max(20, *(len(name) + 2 for name in summary))
     for name, value in summary.items():
         if isinstance(value, str | int | float | bool):
             text = f"{value:,.6g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
-            print(f"{name.replace('_', ' '):<20}{text}")
+            print(f"{name.replace('_', ' '):<{width}}{text}")
 
 
 def demo(args: Namespace) -> None:

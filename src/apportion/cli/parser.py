@@ -7,7 +7,7 @@ import math
 from typing import NoReturn
 
 from apportion import __version__
-from apportion.cli import commands
+from apportion.cli import commands, language
 from apportion.core.errors import ApportionError, UnknownName
 
 
@@ -82,8 +82,13 @@ def _toy(p: argparse.ArgumentParser) -> None:
 
 def _train(p: argparse.ArgumentParser) -> None:
     _method(p)
-    p.add_argument("task", metavar="TASK", help="e.g. CartPole-v1")
-    p.add_argument("--steps", type=_count, metavar="N", help="environment steps, e.g. 5e5 (default: the task's preset)")
+    p.add_argument("task", metavar="TASK", help="lm for a language model, or a control task, e.g. CartPole-v1")
+    p.add_argument(
+        "--steps",
+        type=_count,
+        metavar="N",
+        help="environment steps, e.g. 5e5; of a language model: updates (default: the preset's)",
+    )
     p.add_argument("--seed", type=int, default=0, metavar="S", help="of everything random (default: 0)")
     p.add_argument("--out", metavar="DIR", help="the run's folder")
     p.add_argument("--resume", action="store_true", help="go on with the run that --out holds")
@@ -91,12 +96,18 @@ def _train(p: argparse.ArgumentParser) -> None:
     p.add_argument("--log", metavar="NAMES", help="trackers told of every row, of tensorboard,wandb,trackio")
     _json(p)
     _set(p)
+    language.options(p, _count)
 
 
 def _eval(p: argparse.ArgumentParser) -> None:
     p.add_argument("dir", metavar="DIR", help="the folder of a run")
-    p.add_argument("--episodes", type=_count, default=20, metavar="N", help="how many (default: 20)")
-    p.add_argument("--seed", type=int, default=0, metavar="S", help="of the start states (default: 0)")
+    p.add_argument(
+        "--episodes",
+        type=_count,
+        metavar="N",
+        help="how many; of a language model: problems (default: 20, or as many as the run evaluated on)",
+    )
+    p.add_argument("--seed", type=int, metavar="S", help="of a control task's start states (default: 0)")
     _json(p)
 
 
@@ -118,8 +129,8 @@ COMMANDS = {
     "trace": ("the ledger of one group, from reward to weight", _trace),
     "audit": ("a method's expected update against the true gradient", _audit),
     "toy": ("the published figures of the exact language, reproduced", _toy),
-    "train": ("train a method on a control task", _train),
-    "eval": ("evaluate a trained policy", _eval),
+    "train": ("train a method on a control task or a language model", _train),
+    "eval": ("evaluate a trained policy or language model", _eval),
     "video": ("a film of a trained policy", _video),
     "demo": ("five methods on CartPole and on the exact language, with a report", _demo),
 }

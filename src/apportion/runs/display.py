@@ -11,6 +11,15 @@ from typing import Any
 PLAIN_SECONDS = 5.0
 """Time between two lines of progress where there is no terminal."""
 
+SHOWN = {
+    "return": ("return_mean", ".2f"),
+    "loss": ("loss", ".3g"),
+    "eval": ("eval_accuracy", ".1%"),
+    "entropy": ("entropy", ".2f"),
+    "clip": ("clip_fraction", ".2f"),
+}
+"""Signals of a log row that are shown with the progress: their names there, and how."""
+
 
 class Interrupt:
     """Holds the first SIGINT back until the iteration is whole; a second one interrupts at once."""
@@ -35,7 +44,9 @@ class Interrupt:
 
 
 SIGNALS = {
-    "return": ("return_mean", ".1f"),
+    "return": ("return_mean", ".4g"),
+    "loss": ("loss", ".3g"),
+    "eval": ("eval_accuracy", ".1%"),
     "kl": ("kl", ".2g"),
     "clip": ("clip_fraction", ".2f"),
     "entropy": ("entropy", ".2f"),
@@ -49,11 +60,13 @@ class Display:
 
     The first line has the steps, their rate and the time left, the second the signals of the latest log row.
 
-    total: units of work of the whole run; unit: their name.
+    total: units of work of the whole run; unit: their name. at_first: what goes on before the first of them is done.
     """
 
-    def __init__(self, title: str, total: int, unit: str = "steps", quiet: bool = False) -> None:
-        self.title, self.total, self.unit = title, total, unit
+    def __init__(
+        self, title: str, total: int, unit: str = "steps", quiet: bool = False, at_first: str = "compiling"
+    ) -> None:
+        self.title, self.total, self.unit, self.at_first = title, total, unit, at_first
         self.live = not quiet and sys.stderr.isatty()
         self.plain = not quiet and not self.live
         self.signals = ""
@@ -71,7 +84,7 @@ class Display:
 
             columns = (progress.BarColumn(None), progress.TextColumn("{task.fields[text]}"))
             self._bar = progress.Progress(progress.TextColumn(self.title), *columns, expand=True)
-            self._task = self._bar.add_task("", total=None, text="compiling")
+            self._task = self._bar.add_task("", total=None, text=self.at_first)
             self._line = Text()
             self._live = Live(Group(self._bar, self._line), console=Console(stderr=True), refresh_per_second=5)
             self._live.start()
@@ -87,14 +100,27 @@ class Display:
         self._latest |= new  # a row in which no episode ended has no return
         self.signals = "  ".join(self._latest.values())
 
-    def at(self, done: int) -> None:
-        """Say that so many units of work are done."""
+    @property
+    def shows(self) -> bool:
+        """Whether anybody sees what is shown."""
+        return self.live or self.plain
+
+    def show(self, table: Any) -> None:
+        """Print something of rich's above the progress."""
+        from rich.console import Console
+
+        console = self._live.console if self._bar is not None else Console(stderr=True)
+        console.print(table)
+
+    def at(self, done: int, doing: str = "") -> None:
+        """Say that so many units of work are done, and what goes on beside them."""
         now = time.perf_counter()
         if self._begun is None:
             self._begun = (now, done)
         rate = (done - self._begun[1]) / max(now - self._begun[0], 1e-9)
-        speed = f"{rate:,.0f}/s  {max(self.total - done, 0) / rate:.0f} s left" if rate else ""
-        text = "  ".join(filter(None, (f"{done:,}/{self.total:,} {self.unit}", speed)))
+        pace = f"{rate:,.0f}/s" if rate >= 10 else f"{1 / rate:.2g} s each" if rate else ""
+        speed = f"{pace}  {max(self.total - done, 0) / rate:.0f} s left" if rate else ""
+        text = "  ".join(filter(None, (f"{done:,}/{self.total:,} {self.unit}", speed, doing)))
         if self._bar is not None:
             self._line.plain = self.signals
             self._bar.update(self._task, completed=min(done, self.total), total=self.total, text=text)
