@@ -109,6 +109,8 @@ def train(args: Namespace) -> dict[str, Any]:
     from apportion.cli.values import override, value
     from apportion.core.catalogue import method
 
+    if args.workers is not None:
+        raise ApportionError("--workers is for a3c on a control task; a language model trains in one process")
     if args.method != "sft":
         method(args.method)  # refused before torch is imported
     overrides = [override(text) for text in args.overrides]
@@ -130,7 +132,17 @@ def train(args: Namespace) -> dict[str, Any]:
     from apportion.lm.sft import sft
 
     out = Path("runs", f"{args.method}-lm-seed{args.seed}") if args.out is None else Path(args.out)
-    common = {"seed": args.seed, "overrides": overrides, "out": out, "resume": args.resume, "quiet": args.json}
+    common: dict[str, Any] = {
+        "seed": args.seed,
+        "overrides": overrides,
+        "out": out,
+        "resume": args.resume,
+        "quiet": args.json,
+    }
+    if args.log is not None:
+        from apportion.runs.trackers import trackers
+
+        common["callbacks"] = trackers(args.log)
     if args.method == "sft":
         return sft(**common, **settings).summary
     return run(args.method, **common, **settings).summary

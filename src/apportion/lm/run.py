@@ -9,7 +9,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from apportion.lm.job import Job, prepare
 from apportion.lm.loop import EVERY, Loop
 from apportion.lm.models import LanguageModel
 from apportion.lm.samples import records, table
+from apportion.runs.callbacks import Callbacks, RunInfo
 from apportion.runs.display import Display, Interrupt
 from apportion.runs.files import METRICS, SUMMARY, TIMING, read_json, write_json
 from apportion.runs.folder import claim, described, locked, versions
@@ -31,9 +32,6 @@ from apportion.runs.lines import Lines, timing
 CHECKPOINT_SECONDS = 300.0
 """Least time between two checkpoints: one writes the weights and twice as much again for the optimiser."""
 SAMPLES = "samples.jsonl"
-
-Callback = Callable[[dict[str, Any]], None]
-"""Told every log row as it comes; of a run that is gone on with, the new ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +54,7 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     quiet: bool = False,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Iterable[Any] = (),
     **settings: Any,
 ) -> Run:
     """Train a language model by a method, and return the run.
@@ -64,7 +62,8 @@ def train(
     settings: fields of `setup.Setup`: model, data, reward, prompts, max_tokens, steps, eval_data and so on. preset: a
     name in presets.toml that fills in what is not given. overrides: fields of the method by path, such as
     ("update.learning_rate", 1e-6). out: the run's folder; None leaves nothing on the disk. resume: go on with the run
-    that the folder holds, or begin if it holds none. quiet: no progress on standard error.
+    that the folder holds, or begin if it holds none. quiet: no progress on standard error. callbacks: see
+    `runs.callbacks`; a run that one of them stopped has no summary.json yet, and resume goes on with it.
 
     Raises ApportionError for what does not exist or fit, a folder that already holds a run (unless resume), a run of
     another configuration, a folder in use, a full disk, rewards that all failed, and a gradient that is not finite. At
@@ -83,31 +82,38 @@ def carry_out(
     out: str | Path | None = None,
     resume: bool = False,
     quiet: bool = False,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Iterable[Any] = (),
 ) -> Run:
     """The run of a job, step by step as `kind` goes about it. See `train`."""
-    began = time.perf_counter()
+    began, told = time.perf_counter(), Callbacks(callbacks)
     loop = kind(job)  # refuses what cannot run, before there is a folder
     if out is None:
         if resume:
             raise ApportionError("there is no folder to go on with; give out=... (--out)")
-        return _carry_out(Session(loop, None, began), quiet, callbacks)
+        return _carry_out(Session(loop, None, began), quiet, told)
     folder = Path(out)
     with locked(folder):
         claim(folder, configuration(job), resume)
         if (folder / SUMMARY).exists():
             trained = models.load(folder / MODEL, dtype=job.setup.dtype, device=job.setup.device)
             return Run(job.method, trained, [], read_json(folder / SUMMARY, "the summary of a run"), folder)
-        return _carry_out(Session(loop, folder, began), quiet, callbacks)
+        return _carry_out(Session(loop, folder, began), quiet, told)
 
 
-def _carry_out(session: Session, quiet: bool, callbacks: Sequence[Callback]) -> Run:
+def _carry_out(session: Session, quiet: bool, callbacks: Callbacks) -> Run:
     job = session.job
     name, limit = next(iter(job.setup.budget.items()))
     title = f"{job.method.name.partition('[')[0]} lm"
     with Display(title, limit, unit=name, quiet=quiet, at_first="sampling") as display, Interrupt() as interrupt:
+        earlier = session.logs[METRICS].read() if session.logs else []
+        info = RunInfo(
+            title, session.folder, configuration(job), limit, session.unit, earlier, lambda: job.language_model
+        )
+        callbacks("on_start", info)
         rows = session.train(display, interrupt, callbacks)
-        return Run(job.method, job.language_model, rows, session.finish(), session.folder)
+        summary = session.finish()
+    callbacks("on_end", summary)
+    return Run(job.method, job.language_model, rows, summary, session.folder)
 
 
 def configuration(job: Job) -> dict[str, Any]:
@@ -171,19 +177,19 @@ class Session:
         """Seconds spent on the run, those of earlier sessions included."""
         return time.perf_counter() - self._zero
 
-    def train(self, display: Display, interrupt: Interrupt, callbacks: Sequence[Callback]) -> list[dict[str, Any]]:
-        """Up to the end of the budget, with log rows, looks at completions and checkpoints on the way."""
+    def train(self, display: Display, interrupt: Interrupt, callbacks: Callbacks) -> list[dict[str, Any]]:
+        """Up to the end of the budget, or until a callback stops it, with log rows and checkpoints on the way."""
         saved = time.perf_counter()
         loop, setup = self.loop, self.job.setup
         told = bool(self.logs) and self.logs[METRICS].rows > 0
 
         def doing(word: str = "") -> None:
-            display.at(loop.counters[self._unit], word)
+            display.at(loop.counters[self.unit], word)
 
         if self.job.eval_data is not None and loop.step == 0 and not told:
             self._tell(loop.counters | self._evaluate(display), display, callbacks)
         doing()
-        while not loop.done:
+        while not (loop.done or callbacks.stopped):
             if interrupt.caught:
                 self.stop()
             try:
@@ -199,27 +205,27 @@ class Session:
             self._tell(row, display, callbacks)
             doing()
             if time.perf_counter() - saved >= CHECKPOINT_SECONDS:
-                self.save()
+                self.save(callbacks)
                 saved = time.perf_counter()
-        self.save()
+        self.save(callbacks)
         return self.rows
 
     @property
-    def _unit(self) -> str:
+    def unit(self) -> str:
+        """The field of a row that counts the budget."""
         unit = next(iter(self.job.setup.budget))
         return "step" if unit == "steps" else unit
 
-    def _tell(self, row: dict[str, Any], display: Display, callbacks: Sequence[Callback]) -> None:
+    def _tell(self, row: dict[str, Any], display: Display, callbacks: Callbacks) -> None:
         self.rows.append(row)
         if self.logs:
             self.logs[METRICS].add(row)
             self.logs[TIMING].add({"step": row["step"], "seconds": round(self.seconds, 3)})
         display.row(row)
-        for callback in callbacks:
-            callback(row)
+        callbacks("on_row", row)
 
     def _evaluate(self, display: Display) -> dict[str, Any]:
-        at, size = self.loop.counters[self._unit], len(self.job.eval_data or ())
+        at, size = self.loop.counters[self.unit], len(self.job.eval_data or ())
         found, batch = self.loop.evaluate(lambda done: display.at(at, f"evaluating {done}/{size}"))
         self._show(batch, "eval", display)
         return found
@@ -233,23 +239,28 @@ class Session:
         if told and display.shows:
             display.show(table(told))
 
-    def save(self) -> None:
+    def save(self, callbacks: Callbacks | None = None) -> None:
         """A checkpoint of the step at hand; the logs it counts on are on the disk before it."""
         if self.folder is not None:
             for log in self.logs.values():
                 log.settle()
             checkpoint.save(self.folder, self.loop, {n: [self.logs[n].size, self.logs[n].rows] for n in self.logs})
+            if callbacks is not None:
+                callbacks("on_checkpoint", self.folder)
 
     def stop(self) -> None:
         """Save, say how to go on, and raise KeyboardInterrupt."""
         self.save()
+        self._say_how_to_go_on()
+        raise KeyboardInterrupt
+
+    def _say_how_to_go_on(self) -> None:
         if self.folder is not None:
             at = f"step {self.loop.step:,}"
             print(f"apportion: stopped at {at}, saved in {self.folder}; repeat with --resume to go on", file=sys.stderr)
-        raise KeyboardInterrupt
 
     def finish(self) -> dict[str, Any]:
-        """Write model and summary of a run whose budget is used up."""
+        """The summary; of a run whose budget is used up, it and the model are written."""
         tokens, seconds = self.loop.tokens, self.seconds
         summary = {
             "method": self.job.method.name,
@@ -261,20 +272,22 @@ class Session:
             "wall_seconds": round(seconds, 3),
             "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
         }
+        for log in self.logs.values():
+            log.close()
         if self.folder is not None:
-            models.save(self.job.language_model, self.folder / MODEL)
             summary["out"] = str(self.folder)
-            for log in self.logs.values():
-                log.close()
+        if not self.loop.done:
+            summary["stopped"] = True
+            self._say_how_to_go_on()
+        elif self.folder is not None:
+            models.save(self.job.language_model, self.folder / MODEL)
             write_json(self.folder / SUMMARY, summary)
             checkpoint.clear(self.folder)
         return summary
 
     def _scores(self) -> dict[str, Any]:
         """Evaluations before and after, and what the last rows show."""
-        rows = self.rows
-        if self.folder is not None:
-            rows = [json.loads(line) for line in (self.folder / METRICS).read_text().splitlines()]
+        rows = self.logs[METRICS].read() if self.logs else self.rows
         evaluated = [r for r in rows if any(name.startswith("eval_") for name in r)]
         found: dict[str, Any] = {}
         if evaluated:

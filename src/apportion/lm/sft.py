@@ -22,7 +22,7 @@ from apportion.lm.data import Example, draw
 from apportion.lm.generate import Completions
 from apportion.lm.job import Job, prepare
 from apportion.lm.loop import Loop
-from apportion.lm.run import Callback, Run, carry_out
+from apportion.lm.run import Run, carry_out
 
 METHOD = Method(
     name="sft",
@@ -45,7 +45,7 @@ def sft(
     out: str | Path | None = None,
     resume: bool = False,
     quiet: bool = False,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Iterable[Any] = (),
     **settings: Any,
 ) -> Run:
     """Fine-tune a language model on answers, and return the run; everything as in `run.train`.
