@@ -28,8 +28,8 @@ def _folder(name: str) -> Path:
 
 
 def _method(args: Namespace) -> Any:
-    from apportion.cli.values import apply
     from apportion.core.catalogue import method
+    from apportion.core.values import apply
 
     return apply(method(args.method), args.overrides)
 
@@ -118,8 +118,8 @@ def toy(args: Namespace) -> int:
 
 def train(args: Namespace) -> None:
     """`apportion train METHOD TASK`."""
-    from apportion.cli.values import override
     from apportion.core.catalogue import method
+    from apportion.core.values import override
 
     # Refused before JAX is imported; whether an override fits is decided where the task's preset is known.
     method(args.method)
@@ -163,6 +163,41 @@ def demo(args: Namespace) -> None:
     run(out=_folder(args.out))
 
 
+def study(args: Namespace) -> None:
+    """`apportion study FILE|PRESET [--out DIR] [--workers N] [--ray ADDRESS] [--dry-run] [--detach] [--attach DIR]`."""
+    from apportion.study import files, runner, table, watch
+
+    if args.attach is not None:
+        watch.attach(Path(args.attach))
+        return
+    if args.study is None:
+        raise ApportionError(f"name a study file or one of the presets: {', '.join(files.presets())}")
+    table.pandas()
+    name, text = files.source(args.study)
+    chosen = files.read(text, name)
+    out, workers = Path(args.out or f"studies/{name}"), args.workers or os.cpu_count() or 1
+    runner.check(chosen)
+    print(runner.printed_plan(chosen, workers), flush=True)
+    if args.dry_run:
+        return
+    if args.detach:
+        pid = runner.detach(args.study, _folder(str(out)), args.workers, args.ray)
+        print(f"  runs     as process {pid}; watch it with: apportion study --attach {out}")
+        return
+    print(f"  out      {out}", flush=True)
+    print(f"report: {runner.run(chosen, out, workers, args.ray, text)}")
+
+
+def report(args: Namespace) -> None:
+    """`apportion report DIR [--figure NAME]`."""
+    from apportion.study import publish
+
+    if args.figure is not None:
+        print(publish.figure(Path(args.dir), args.figure), end="")
+        return
+    print(f"report: {publish.write(Path(args.dir))}")
+
+
 RUN = {
     "methods": methods,
     "trace": trace,
@@ -171,4 +206,6 @@ RUN = {
     "train": train,
     "eval": evaluate,
     "demo": demo,
+    "study": study,
+    "report": report,
 }

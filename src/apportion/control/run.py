@@ -15,7 +15,7 @@ from typing import Any
 from apportion.control import checkpoint
 from apportion.control.cache import enable
 from apportion.control.engine import Engine, Plan
-from apportion.control.evaluate import evaluate_policy, evaluate_run
+from apportion.control.evaluate import EPISODES, evaluate_policy, evaluate_run
 from apportion.control.host_engine import HostEngine
 from apportion.control.loop import Carry, Loop
 from apportion.control.train import Overrides, check_seed, prepare, summarise
@@ -41,11 +41,13 @@ def train_run(
     overrides: Overrides = (),
     resume: bool = False,
     quiet: bool = False,
+    episodes: int = EPISODES,
 ) -> dict[str, Any]:
     """Train in a folder and return what its summary.json holds.
 
     steps: environment steps; None takes the preset's. out: None makes it runs/METHOD-TASK-seedSEED. resume: go on
     with the run that the folder holds, or begin if it holds none. quiet: no progress on standard error.
+    episodes: of the final evaluation.
 
     Raises ApportionError for what does not exist or fit, a folder that already holds a run (unless resume), a run of
     another configuration, a folder in use, a full disk, and training that became non-finite. At SIGINT it saves
@@ -65,7 +67,7 @@ def train_run(
         with Display(f"{name} {task}", engine.total_steps, quiet=quiet) as display, Interrupt() as interrupt:
             session = Session(folder, engine, config["seed"], began)
             session.train(display, interrupt)
-            return session.finish()
+            return session.finish(episodes)
 
 
 def configuration(engine: Plan, seed: int, overrides: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -150,11 +152,11 @@ class Session:
         print(f"apportion: stopped at {at}, saved in {self.folder}; repeat with --resume to go on", file=sys.stderr)
         raise KeyboardInterrupt
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self, episodes: int) -> dict[str, Any]:
         """Write policy and summary of a run that has reached its steps."""
         networks, seconds = self.engine.networks(self.loop.carry.state), self.seconds
         self._write(POLICY, networks)
-        score = evaluate_policy(self.engine.simulator, self.engine.policy, networks, seed=self.seed)
+        score = evaluate_policy(self.engine.simulator, self.engine.policy, networks, episodes, self.seed)
         summary = summarise(self.engine, self.seed, self.about, score, seconds, self.compiling)
         summary["out"] = str(self.folder)
         write_json(self.folder / SUMMARY, summary)
