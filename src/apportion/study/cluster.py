@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,20 @@ def _connect(address: str) -> Any:
     except ImportError as error:
         raise ApportionError(f"--ray needs Ray ({error}): pip install 'apportion[ray]'") from None
     try:
+        _knock(address)  # Ray itself waits for minutes
         if not ray.is_initialized():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         why = str(error).splitlines()[0]
         raise ApportionError(f"no Ray cluster at {address}: {why}; start one with `ray start --head`") from error
     return ray
+
+
+def _knock(address: str) -> None:
+    """Raises OSError when nothing listens at HOST:PORT."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def run_ray(cells: Sequence[Cell], root: Path, address: str) -> Iterator[Cell | None]:

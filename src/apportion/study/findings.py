@@ -142,7 +142,7 @@ def clocks(found: Results, task: str) -> Chart:
         _curve(found, arm, found.seconds[arm, task].mean(axis=0), *_band(found.curves[arm, task]))
         for arm in _on(found, task)
     ]
-    note = f"As the learning curves, against the mean wall-clock of a run with compilation, on one core. {BAND}"
+    note = f"As the learning curves, against a run's mean wall-clock on one core without compilation. {BAND}"
     return Chart(f"clock-{task}", f"{task}: return against time", note, "seconds", "return", drawn, edges=EDGES)
 
 
@@ -171,7 +171,7 @@ def matrix(found: Results) -> Table:
                 v = by[b, a]
                 cells.append(interval(_short(st.Estimate(1 - v.value, 1 - v.high, 1 - v.low))))
             else:
-                cells.append("–")
+                cells.append("-")
         rows.append([a, *cells])
     note = (
         "Probability that a run of the row's method scores higher than one of the column's on the same task, mean over "
@@ -235,8 +235,9 @@ def provenance(table: pd.DataFrame) -> Table:
     """Where the numbers come from."""
     rows = []
     for name in ("commit", "versions", "machine"):
-        values = sorted(v for v in table[name].unique() if v)
-        rows += [[name, value] for value in values]
+        rows += [
+            [name, f"git {value}" if name == "commit" else value] for value in sorted(table[name].unique()) if value
+        ]
     troubles = table[table["message"] != ""].drop_duplicates(["arm", "task", "seed", "trial"])
     rows += [[f"{r.arm}, {r.task}, seed {r.seed}", f"{r.state}: {r.message}"] for r in troubles.itertuples()]
     note = "Every evaluation, with all of this, is in evaluations.parquet; apportion.study.load reads it."

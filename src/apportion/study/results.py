@@ -41,8 +41,9 @@ class Results:
     """What a study found. Runs that failed or have not ended are left out and counted; diverged ones are counted as
     the lower bound of their task, in scores and in curves from there on.
 
-    seeds, scores: by (arm, task), [runs]. curves, seconds: by (arm, task), [runs, POINTS], the training return and
-    the wall-clock seconds at `grid(budget)`. bounds: by task. states: by (arm, task), how many runs are in which state.
+    seeds, scores, whole: by (arm, task), [runs]; whole is a run's seconds. curves, seconds: by (arm, task),
+    [runs, POINTS], the training return and the seconds without compilation at `grid(budget)`. bounds: by task.
+    states: by (arm, task), how many runs are in which state.
     """
 
     record: Mapping[str, Any]
@@ -50,6 +51,7 @@ class Results:
     scores: dict[Key, np.ndarray]
     curves: dict[Key, np.ndarray]
     seconds: dict[Key, np.ndarray]
+    whole: dict[Key, np.ndarray]
     bounds: dict[str, tuple[float, float]]
     states: dict[Key, dict[str, int]]
 
@@ -96,7 +98,7 @@ class Results:
             "reached": int(np.isfinite(first).sum()),
             "runs": len(score),
             "diverged": self.states[arm, task].get("diverged", 0),
-            "seconds": float(self.seconds[arm, task][:, -1].mean()),
+            "seconds": float(self.whole[arm, task].mean()),
         }
 
     def pairs(self) -> list[Pair]:
@@ -131,6 +133,7 @@ def results(table: pd.DataFrame, record: Mapping[str, Any]) -> Results:
     scores: dict[Key, list[float]] = {}
     curves: dict[Key, list[np.ndarray]] = {}
     seconds: dict[Key, list[np.ndarray]] = {}
+    whole: dict[Key, list[float]] = {}
     for (arm, task, seed), run in runs.items():
         low, budget = bounds[task][0], record["steps"][task]
         score = raw[arm, task, seed]
@@ -139,11 +142,12 @@ def results(table: pd.DataFrame, record: Mapping[str, Any]) -> Results:
         curve, clock = _curve(run, budget, low)
         curves.setdefault((arm, task), []).append(curve)
         seconds.setdefault((arm, task), []).append(clock)
+        whole.setdefault((arm, task), []).append(run["seconds"].max())
 
     def stack(by: dict[Key, list[Any]]) -> dict[Key, np.ndarray]:
         return {key: np.array(x) for key, x in by.items()}
 
-    return Results(record, stack(seeds), stack(scores), stack(curves), stack(seconds), bounds, states)
+    return Results(record, stack(seeds), stack(scores), stack(curves), stack(seconds), stack(whole), bounds, states)
 
 
 def _states(table: pd.DataFrame) -> dict[Key, dict[str, int]]:
@@ -182,4 +186,4 @@ def _curve(run: pd.DataFrame, budget: int, low: float) -> tuple[np.ndarray, np.n
         return np.full(len(grid(budget)), low), np.zeros(len(grid(budget)))
     steps, diverged = rows["steps"].to_numpy(float), run["state"].iloc[0] == "diverged"
     curve = on_grid(steps, rows["return_mean"].to_numpy(float), budget, low if diverged else None)
-    return curve, on_grid(steps, rows["seconds"].to_numpy(float), budget)
+    return curve, on_grid(steps, (rows["seconds"] - rows["compile_seconds"]).to_numpy(float), budget)

@@ -106,7 +106,7 @@ def paired_p(differences: np.ndarray) -> float:
     """
     from scipy.stats import permutation_test
 
-    if not np.any(differences):
+    if len(differences) < 2 or not np.any(differences):
         return 1.0
     found = permutation_test(
         (differences,), np.mean, permutation_type="samples", n_resamples=10_000, vectorized=True, rng=0

@@ -34,6 +34,7 @@ COLUMNS = {
     "return_high": "upper edge of its 95% interval (final)",
     "episodes": "how many",
     "seconds": "wall-clock of the run so far, compilation included",
+    "compile_seconds": "of it, compilation",
     "state": "of the run: done, diverged, failed, running, stopped, waiting",
     "message": "what went wrong, if anything did",
     "sessions": "how often the run was started",
@@ -44,6 +45,7 @@ COLUMNS = {
     "machine": "class of the machine",
 }
 """Columns of the table and what they hold."""
+CLOCK = ("seconds", "compile_seconds")
 _TEXTS = ("phase", "arm", "task", "kind", "state", "message", "method", "setup", "commit", "versions", "machine")
 
 
@@ -115,7 +117,7 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
     out = [
         none
         | {"kind": "training", "steps": r["env_steps"], "return_mean": r["return_mean"]}
-        | {"episodes": r["episodes"], "seconds": r["seconds"]}
+        | {name: r[name] for name in ("episodes", "seconds", "compile_seconds")}
         for r in cells.rows(folder)
         if r["return_mean"] is not None
     ]
@@ -123,9 +125,10 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
         low, high = end["return_ci"]
         out.append(
             {"kind": "final", "steps": end["env_steps"], "return_mean": end["return_mean"], "return_low": low}
-            | {"return_high": high, "episodes": end["episodes"], "seconds": end["wall_seconds"]}
+            | {"return_high": high, "episodes": end["episodes"]}
+            | {"seconds": end["wall_seconds"], "compile_seconds": end["compile_seconds"]}
         )
-    return out or [none | {"kind": "none", "steps": 0, "return_mean": None, "episodes": 0, "seconds": None}]
+    return out or [none | {"kind": "none", "steps": 0, "return_mean": None, "episodes": 0} | dict.fromkeys(CLOCK)]
 
 
 def grid(budget: int) -> np.ndarray:
