@@ -3,7 +3,7 @@
     python benchmarks/study/throughput.py [STEPS]
 
 The same study of 8 runs (PPO on HalfCheetah-v5, or CartPole-v1 without MuJoCo) is run with one worker and with two,
-taking turns, three times each, after a first time that fills the cache of compiled programs. Overhead: the wall-clock of
+taking turns, three times each, after a first time that fills the compilation cache. Overhead: the wall-clock of
 the study with one worker, less that of its runs (wall_seconds in their summaries), a run; starting Python and JAX,
 checking, the audit and the report all count.
 """

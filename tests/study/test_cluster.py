@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from tests.study.conftest import FILE, bytes_of
+from small_study import FILE, bytes_of
 
 from apportion.core.errors import ApportionError
 from apportion.study import watch

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.study.conftest import FILE, bytes_of
+from small_study import FILE, bytes_of
 
 from apportion import cli, study
 from apportion.core.errors import ApportionError, InUse

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from tests.study.made_up import noisy, write_study
+from made_up import noisy, write_study
 
 from apportion import study
 from apportion.core.errors import UnknownName
