@@ -131,6 +131,18 @@ def test_what_a_task_cannot_run_is_refused_before_anything_runs(old, new, says):
     assert says in str(error.value)
 
 
+def test_a_task_of_ones_own_may_lie_beside_the_file(tmp_path):
+    (tmp_path / "tasks_of_mine.py").write_text(
+        "import gymnasium\nfrom gymnasium.envs.classic_control.cartpole import CartPoleEnv\n"
+        "gymnasium.register('Mine-v0', entry_point=CartPoleEnv, max_episode_steps=20)\n"
+    )
+    file = tmp_path / "mine.toml"
+    file.write_text(SMALLEST.replace("CartPole-v1", "Mine-v0") + 'imports = ["tasks_of_mine"]')
+    name, text = source(str(file))
+    assert name == "mine"
+    check(read(text, name))
+
+
 def test_a_file_that_is_not_there():
     with pytest.raises(ApportionError, match=r"cannot read nowhere\.toml"):
         source("nowhere.toml")

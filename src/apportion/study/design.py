@@ -12,10 +12,8 @@ from apportion.core.catalogue import method as entry
 from apportion.core.errors import ApportionError, UnknownName
 from apportion.core.method import Method
 from apportion.core.values import value
-from apportion.study.tuning import Tuning
+from apportion.study.tuning import Setting, Tuning
 
-Setting = tuple[str, Any]
-"""(path, value), such as ("sampler.group", 8)."""
 SCORES = ("final", "last_tenth")
 MOST_SEEDS = 1_000
 
@@ -61,7 +59,7 @@ class Evaluation:
 class Cell:
     """One run: an arm on a task with a seed.
 
-    budget: in `unit`s of the task's domain. settings: changes and what tuning chose. folder: where it lies in the
+    budget: environment steps, in control. settings: changes and what tuning chose. folder: where it lies in the
     study's. trial: which trial of tuning it belongs to, or None.
     """
 
@@ -75,7 +73,6 @@ class Cell:
     episodes: int = 20
     trial: int | None = None
     imports: tuple[str, ...] = ()
-    unit: str = "steps"
 
     @property
     def name(self) -> str:

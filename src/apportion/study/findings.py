@@ -50,12 +50,13 @@ Part = Table | Chart | Text
 
 
 def interval(e: st.Estimate) -> str:
-    """The number with its interval, four digits each.
+    """The number with its interval, three digits each, or all those before the point.
 
-    >>> interval(st.Estimate(0.5, 0.25, 0.75))
-    '0.5 [0.25, 0.75]'
+    >>> interval(st.Estimate(0.51234, 0.25, 1234.5))
+    '0.512 [0.25, 1234]'
     """
-    return f"{e.value:.4g} [{e.low:.4g}, {e.high:.4g}]"
+    value, low, high = (f"{x:.0f}" if abs(x) >= 1000 else f"{x:.3g}" for x in e)
+    return f"{value} [{low}, {high}]"
 
 
 def parts(
@@ -101,7 +102,8 @@ def of_task(found: Results, task: str) -> Table:
     rows = []
     for arm in [a for a in found.record["arms"] if (a, task) in found.scores]:
         x = found.on_task(arm, task)
-        steps = "never" if math.isinf(x["steps_to_threshold"]) else f"{x['steps_to_threshold']:,.0f}"
+        first = x["steps_to_threshold"]
+        steps = f">{found.record['steps'][task]:,}" if math.isinf(first) else f"{first:,.0f}"
         numbers = [interval(x[name]) for name in ("iqm", "mean", "area")]
         rows.append(
             [arm, *numbers, steps, f"{x['reached']} of {x['runs']}", str(x["diverged"]), duration(x["seconds"])]
@@ -109,7 +111,7 @@ def of_task(found: Results, task: str) -> Table:
     note = (
         f"{found.record['steps'][task]:,} environment steps a run. Area: mean training return over the budget. Steps "
         f"to {found.threshold(task):.4g}: median over all runs of the first crossing of the training return; one that "
-        "never crosses counts as later than any other."
+        "never crosses counts as later than any other (> where half never do)."
     )
     header = ["method", "IQM", "mean", "area", "steps to threshold", "reached it", "diverged", "time a run"]
     return Table(f"task-{task}", task, note, header, rows, swatches=len(rows) == len(found.record["arms"]))
@@ -193,7 +195,7 @@ def paired(found: Results) -> Table:
     ]
     note = (
         "Difference of the scaled scores, run by run of the same task and seed: mean with 95% bootstrap interval. p: "
-        f"exact sign-flip test of no difference; the last column is corrected by Holm for all {len(pairs)} pairs. "
+        f"sign flips, exact up to 13 pairs; the last column is corrected by Holm for {len(pairs)} pairs. "
         f"{_least(pairs)}"
     )
     return Table("paired", "Paired by seed", note, ["pair", "difference", "pairs", "p", "p (Holm)"], rows)

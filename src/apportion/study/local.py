@@ -32,6 +32,7 @@ def one_core() -> None:
 def _serve(orders: Connection, root: Path) -> None:
     """A process's life: cells until there are no more, or until the parent is gone."""
     one_core()
+    os.setpgrp()  # Ctrl-C is the parent's; it passes it on, once
     threading.Thread(target=_die_with_parent, daemon=True).start()
     try:
         while (cell := orders.recv()) is not None:

@@ -64,7 +64,7 @@ def table(
     """
 
     def number(text: str) -> str:
-        return ' class="number"' if text[:1] in "-0123456789<" else ""
+        return ' class="number"' if text[:1] in "-0123456789<>" else ""
 
     head = "".join(f'<th scope="col"{number(r)}>{escape(h)}</th>' for h, r in zip(header, rows[0], strict=True))
     body = ""

@@ -14,11 +14,11 @@ from apportion.runs.files import write_json
 from apportion.runs.folder import locked
 from apportion.study import cells, estimate
 from apportion.study.cluster import run_ray
-from apportion.study.design import Cell, Setting, Study
+from apportion.study.design import Cell, Study
 from apportion.study.files import claim, load_modules
 from apportion.study.local import run_local
 from apportion.study.publish import METHODS, TUNING, write
-from apportion.study.tuning import pick
+from apportion.study.tuning import Setting, pick
 from apportion.study.watch import View
 
 

@@ -12,6 +12,7 @@ from apportion.core.errors import ApportionError
 from apportion.core.values import value
 
 Setting = tuple[str, Any]
+"""(path, value), such as ("sampler.group", 8)."""
 
 
 @dataclass(frozen=True)

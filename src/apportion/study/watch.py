@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sys
 import time
@@ -11,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from apportion.core.errors import InUse
+from apportion.runs.folder import locked
 from apportion.study.cells import OVER, Progress
 from apportion.study.design import Cell
 from apportion.study.estimate import duration
@@ -133,22 +134,21 @@ def live(screen: Screen) -> Any:
 def attach(out: Path) -> None:
     """Watch the study in a folder until it is over, its runner is gone, or Ctrl-C; the study does not notice."""
     screen = Screen(str(out), progress(out))
-    with live(screen):
-        while runs(out) and any(r.state not in OVER for r in screen.rows):
-            time.sleep(1.0)
+    try:
+        with live(screen):
+            while runs(out) and any(r.state not in OVER for r in screen.rows):
+                time.sleep(1.0)
+    except KeyboardInterrupt:
+        print(f"apportion: {out} goes on; look again with --attach {out}", file=sys.stderr)
+        return
     if any(r.state not in OVER for r in screen.rows):
         print(f"apportion: nothing runs {out} now; repeat its command to go on", file=sys.stderr)
 
 
 def runs(out: Path) -> bool:
     """Whether a process holds the study's folder."""
-    descriptor = os.open(out, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        with locked(out):
+            return False
+    except InUse:
         return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return False
