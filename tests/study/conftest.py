@@ -9,10 +9,9 @@ from apportion.study.runner import run
 
 @pytest.fixture(scope="package")
 def cache(tmp_path_factory):
-    """Programs of these tests are made in a hurry and kept in a folder of their own, for their processes too."""
+    """Compiled programs of these tests are kept in a folder of their own, for their processes too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("APPORTION_CACHE", str(tmp_path_factory.mktemp("xla")))
-        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         yield
 
 

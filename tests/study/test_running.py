@@ -147,12 +147,14 @@ def test_diverged_and_failed_runs_are_marked(cache, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_tuning_picks_and_the_picked_settings_run(cache, tmp_path):
     text = FILE.replace("120_000", "4_000").replace("seeds = 2", "seeds = 1")
+    text = "\n".join(line for line in text.splitlines() if "A2C" not in line) + "\n"
     text += "[tuning]\ntrials = 2\nseeds = [50]\nsteps = 3_000\n"
     text += '[tuning.candidates]\n"update.learning_rate" = [1e-9, 1e-2]\n'
     plan = read(text)
     out = tmp_path / "study"
     run(plan, out, workers=2, quiet=True)
     told = json.loads((out / TUNING).read_text())
+    assert len(told["arms"]) == 1
     for one in told["arms"]:
         areas = [t["areas"][0] for t in one["trials"]]
         assert one["picked"] == areas.index(max(areas))
@@ -192,10 +194,9 @@ def test_bad_commands_are_one_line(args, says, capsys):
     assert told.count("\n") == 1
 
 
-def test_a_cell_waits_for_a_folder_that_a_dying_process_holds(cache, tmp_path, monkeypatch):
+def test_a_folder_that_another_process_holds_fails_the_cell(cache, tmp_path, monkeypatch):
     cell = replace(read(FILE).cells()[0], budget=500)
     monkeypatch.setattr(cells, "PATIENCE", 0.0)
     with locked(Path(tmp_path / cell.folder)):
         assert cells.run_cell(cell, tmp_path) == "failed"
     assert "in use by another process" in cells.state(tmp_path / cell.folder)["message"]
-    assert cells.run_cell(cell, tmp_path) == "done"
