@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -94,7 +95,8 @@ def test_killed_and_gone_on_with_it_ends_bitwise_the_same(undisturbed, study_fil
     cell = running(out)
     os.kill(json.loads((cell.folder / "cell.json").read_text())["process"], signal.SIGKILL)
     _, told = first.communicate(timeout=90)
-    assert first.returncode == 0, told
+    assert first.returncode == 1
+    assert "runs failed, " in told
     assert states(out) == ["done"] * 3 + ["failed"], "one process died; the others went on"
     assert "its process ended with exit code -9" in (out / "report.md").read_text()
     assert "3 of 4 runs have ended" in (out / "report.html").read_text()
@@ -113,16 +115,21 @@ def test_killed_and_gone_on_with_it_ends_bitwise_the_same(undisturbed, study_fil
 
 
 @pytest.mark.slow
-def test_interrupted_it_saves_and_says_so(study_file, cache, tmp_path):
+def test_in_the_background_it_is_watched_and_interrupted(cache, tmp_path):
     file = tmp_path / "long.toml"
     file.write_text(FILE.replace("120_000", "3_000_000"))
     out = tmp_path / "study"
-    process = start(file, out)
+    shown, told = start(file, out, "--detach").communicate(timeout=60)
+    assert told == ""
+    pid = int(re.search(r"as process (\d+)", shown)[1])
     cell = running(out)
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert told.endswith("apportion: interrupted\n")
+    assert watch.runs(out)
+    os.kill(pid, signal.SIGINT)
+    for _ in range(600):
+        if not watch.runs(out):
+            break
+        time.sleep(0.1)
+    assert (out / cells.LOG).read_text().endswith("apportion: interrupted\n")
     assert cell.poll().state == "stopped"
     assert (cell.folder / "checkpoint.safetensors").exists()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -163,13 +164,16 @@ def demo(args: Namespace) -> None:
     run(out=_folder(args.out))
 
 
-def study(args: Namespace) -> None:
-    """`apportion study FILE|PRESET [--out DIR] [--workers N] [--ray ADDRESS] [--dry-run] [--detach] [--attach DIR]`."""
+def study(args: Namespace) -> int:
+    """`apportion study FILE|PRESET [--out DIR] [--workers N] [--ray ADDRESS] [--dry-run] [--detach] [--attach DIR]`.
+
+    Returns 1 if a run failed.
+    """
     from apportion.study import files, runner, table, watch
 
     if args.attach is not None:
         watch.attach(Path(args.attach))
-        return
+        return 0
     if args.study is None:
         raise ApportionError(f"name a study file or one of the presets: {', '.join(files.presets())}")
     table.pandas()
@@ -179,13 +183,19 @@ def study(args: Namespace) -> None:
     runner.check(chosen)
     print(runner.printed_plan(chosen, workers), flush=True)
     if args.dry_run:
-        return
+        return 0
     if args.detach:
         pid = runner.detach(args.study, _folder(str(out)), args.workers, args.ray)
         print(f"  runs     as process {pid}; watch it with: apportion study --attach {out}")
-        return
+        return 0
     print(f"  out      {out}", flush=True)
     print(f"report: {runner.run(chosen, out, workers, args.ray, text)}")
+    failed = [row.name for row in watch.progress(out) if row.poll().state == "failed"]
+    if failed:
+        print(
+            f"apportion: {len(failed)} runs failed, {failed[0]} first; repeat the command to try again", file=sys.stderr
+        )
+    return 1 if failed else 0
 
 
 def report(args: Namespace) -> None:

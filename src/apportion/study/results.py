@@ -180,7 +180,10 @@ def _bounds(raw: dict[Any, float], record: Mapping[str, Any]) -> dict[str, tuple
 
 
 def _curve(run: pd.DataFrame, budget: int, low: float) -> tuple[np.ndarray, np.ndarray]:
-    """Training return and seconds at the grid's points [POINTS]; past a divergence the lower bound."""
+    """Training return and seconds at the grid's points [POINTS].
+
+    Past a divergence, and where no episode ever ended, the return is the lower bound.
+    """
     rows = run[run["kind"] == "training"]
     if not len(rows):
         return np.full(len(grid(budget)), low), np.zeros(len(grid(budget)))
