@@ -28,7 +28,8 @@ def start(file, out, *more):
 
 def running(out):
     """The first cell that has logged something and is not over."""
-    for _ in range(3_000):
+    until = time.monotonic() + 180  # compiling takes long where much else runs
+    while time.monotonic() < until:
         for row in (p.poll() for p in (watch.progress(out) if (out / "study.json").exists() else [])):
             if row.state == "running" and row.done:
                 return row
@@ -122,9 +123,11 @@ def test_in_the_background_it_is_watched_and_interrupted(cache, tmp_path):
     shown, told = start(file, out, "--detach").communicate(timeout=60)
     assert told == ""
     pid = int(re.search(r"as process (\d+)", shown)[1])
-    cell = running(out)
-    assert watch.runs(out)
-    os.kill(pid, signal.SIGINT)
+    try:
+        cell = running(out)
+        assert watch.runs(out)
+    finally:
+        os.kill(pid, signal.SIGINT)
     for _ in range(600):
         if not watch.runs(out):
             break
