@@ -17,7 +17,10 @@ def _warn(message: Any, category: Any, filename: str, lineno: int, file: Any = N
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0, 1 for figures that differ, 2 for bad input, 130 when interrupted."""
+    """Run one command and return its exit code.
+
+    0; 1 for figures that differ or runs that failed; 2 for bad input; 130 when interrupted.
+    """
     from apportion.cli import parser
 
     warnings.showwarning = _warn

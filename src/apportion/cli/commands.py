@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,8 @@ def _folder(name: str) -> Path:
 
 
 def _method(args: Namespace) -> Any:
-    from apportion.cli.values import apply
     from apportion.core.catalogue import method
+    from apportion.core.values import apply
 
     return apply(method(args.method), args.overrides)
 
@@ -119,8 +120,8 @@ def toy(args: Namespace) -> int:
 def train(args: Namespace) -> None:
     """`apportion train METHOD TASK`."""
     from apportion.cli import language
-    from apportion.cli.values import override
     from apportion.core.catalogue import method
+    from apportion.core.values import override
 
     if args.task == language.TASK:
         _print_summary(language.train(args), args.json)
@@ -209,6 +210,50 @@ def demo(args: Namespace) -> None:
     run(out=_folder(args.out))
 
 
+def study(args: Namespace) -> int:
+    """`apportion study FILE|PRESET [--out DIR] [--workers N] [--ray ADDRESS] [--dry-run] [--detach] [--attach DIR]`.
+
+    Returns 1 if a run failed.
+    """
+    from apportion.study import files, runner, table, watch
+
+    if args.attach is not None:
+        watch.attach(Path(args.attach))
+        return 0
+    if args.study is None:
+        raise ApportionError(f"name a study file or one of the presets: {', '.join(files.presets())}")
+    table.pandas()
+    name, text = files.source(args.study)
+    chosen = files.read(text, name)
+    out, workers = Path(args.out or f"studies/{name}"), args.workers or os.cpu_count() or 1
+    runner.check(chosen)
+    print(runner.printed_plan(chosen, workers), flush=True)
+    if args.dry_run:
+        return 0
+    if args.detach:
+        pid = runner.detach(args.study, _folder(str(out)), args.workers, args.ray)
+        print(f"  runs     as process {pid}; watch it with: apportion study --attach {out}")
+        return 0
+    print(f"  out      {out}", flush=True)
+    print(f"report: {runner.run(chosen, out, workers, args.ray, text)}")
+    failed = [row.name for row in watch.progress(out) if row.poll().state == "failed"]
+    if failed:
+        print(
+            f"apportion: {len(failed)} runs failed, {failed[0]} first; repeat the command to try again", file=sys.stderr
+        )
+    return 1 if failed else 0
+
+
+def report(args: Namespace) -> None:
+    """`apportion report DIR [--figure NAME]`."""
+    from apportion.study import publish
+
+    if args.figure is not None:
+        print(publish.figure(Path(args.dir), args.figure), end="")
+        return
+    print(f"report: {publish.write(Path(args.dir))}")
+
+
 RUN = {
     "methods": methods,
     "trace": trace,
@@ -218,4 +263,6 @@ RUN = {
     "eval": evaluate,
     "video": video,
     "demo": demo,
+    "study": study,
+    "report": report,
 }

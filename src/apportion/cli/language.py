@@ -106,8 +106,8 @@ def refuse(args: Namespace) -> None:
 
 def train(args: Namespace) -> dict[str, Any]:
     """Run the command; the run's summary."""
-    from apportion.cli.values import override, value
     from apportion.core.catalogue import method
+    from apportion.core.values import override, value
 
     if args.workers is not None:
         raise ApportionError("--workers is for a3c on a control task; a language model trains in one process")

@@ -124,6 +124,21 @@ def _demo(p: argparse.ArgumentParser) -> None:
     p.add_argument("--out", default="demo", metavar="DIR", help="where to write the report (default: demo)")
 
 
+def _study(p: argparse.ArgumentParser) -> None:
+    p.add_argument("study", nargs="?", metavar="FILE|PRESET", help="a study file, or the name of a preset")
+    p.add_argument("--out", metavar="DIR", help="the study's folder (default: studies/NAME); a study there goes on")
+    p.add_argument("--workers", type=_count, metavar="N", help="runs at once on this machine (default: one a core)")
+    p.add_argument("--ray", metavar="ADDRESS", help="run on this Ray cluster instead; it shares the folder")
+    p.add_argument("--dry-run", action="store_true", help="check the study and print its plan; run nothing")
+    p.add_argument("--detach", action="store_true", help="run in the background")
+    p.add_argument("--attach", metavar="DIR", help="watch the study that runs in DIR; Ctrl-C leaves it running")
+
+
+def _report(p: argparse.ArgumentParser) -> None:
+    p.add_argument("dir", metavar="DIR", help="the folder of a study")
+    p.add_argument("--figure", metavar="NAME", help="print the numbers of one figure as CSV instead")
+
+
 COMMANDS = {
     "methods": ("the family of methods, or one method's card", _methods),
     "trace": ("the ledger of one group, from reward to weight", _trace),
@@ -133,6 +148,8 @@ COMMANDS = {
     "eval": ("evaluate a trained policy or language model", _eval),
     "video": ("a film of a trained policy", _video),
     "demo": ("five methods on CartPole and on the exact language, with a report", _demo),
+    "study": ("methods on tasks over seeds: plan, run, compare", _study),
+    "report": ("the report of a study, from what it has found so far", _report),
 }
 
 

@@ -22,7 +22,7 @@ from apportion.control.collect import Finished
 from apportion.control.engine import Engine, Metrics, Plan, TrainState
 from apportion.control.host_engine import HostEngine
 from apportion.control.learn import Signals
-from apportion.core.errors import ApportionError, ApportionWarning
+from apportion.core.errors import ApportionError, ApportionWarning, Diverged
 
 ROWS = 200
 """Log rows of a run."""
@@ -199,7 +199,7 @@ class Loop:
         """Train for about that long, or up to the next log row.
 
         Returns the row of each seed (None for one that was done before) when all have reached theirs, else nothing.
-        Raises ApportionError naming the iteration that left a non-finite number.
+        Raises Diverged naming the iteration that left a non-finite number.
         """
         if self._boundary is None:
             following = (self.env_steps // self.spacing + 1) * self.spacing
@@ -243,7 +243,7 @@ def refuse_non_finite(engine: Plan, tally: Tally) -> None:
     bad = np.asarray(tally.bad)
     if np.any(bad >= 0):
         at = int(np.max(bad))
-        raise ApportionError(
+        raise Diverged(
             f"{engine.method.name} on {engine.simulator.id}: a gradient or parameter became non-finite in "
             f"iteration {at}; lower update.learning_rate or set update.max_grad_norm"
         )

@@ -14,7 +14,7 @@ from typing import Any
 from apportion.control import checkpoint
 from apportion.control.cache import enable
 from apportion.control.engine import Engine
-from apportion.control.evaluate import TrainedPolicy, check_seed, evaluate_policy, evaluate_run
+from apportion.control.evaluate import EPISODES, TrainedPolicy, check_seed, evaluate_policy, evaluate_run
 from apportion.control.host_engine import HostEngine
 from apportion.control.loop import Carry, Loop
 from apportion.control.train import Overrides, configuration, prepare, summarise
@@ -42,12 +42,14 @@ def train_run(
     resume: bool = False,
     quiet: bool = False,
     callbacks: Iterable[Any] = (),
+    episodes: int = EPISODES,
 ) -> dict[str, Any]:
     """Train in a folder and return what its summary.json holds.
 
     steps: environment steps; None takes the preset's. out: None makes it runs/METHOD-TASK-seedSEED. resume: go on
     with the run that the folder holds, or begin if it holds none. quiet: no progress on standard error.
     callbacks: see `runs.callbacks`; a run that one of them stopped has no summary.json yet, and resume goes on with it.
+    episodes: of the final evaluation.
 
     Raises ApportionError for what does not exist or fit, a folder that already holds a run (unless resume), a run of
     another configuration, a folder in use, a full disk, and training that became non-finite. At SIGINT it saves
@@ -61,7 +63,7 @@ def train_run(
     config = configuration(engine, check_seed(seed), pairs)
     name = method if isinstance(method, str) else method.name.partition("[")[0]
     folder = Path("runs", f"{name}-{task}-seed{seed}") if out is None else Path(out)
-    return conduct(folder, engine, config, f"{name} {task}", began, resume, quiet, told, Loop)
+    return conduct(folder, engine, config, f"{name} {task}", began, resume, quiet, told, Loop, episodes)
 
 
 def conduct(
@@ -74,6 +76,7 @@ def conduct(
     quiet: bool,
     callbacks: Callbacks,
     loop: Callable[..., Any],
+    episodes: int = EPISODES,
 ) -> dict[str, Any]:
     """A run in its folder from wherever it stands to its end. loop: makes what trains, as `Loop` is made."""
     with locked(folder):
@@ -87,7 +90,7 @@ def conduct(
             )
             callbacks("on_start", info)
             session.train(display, interrupt, callbacks)
-            summary = session.finish()
+            summary = session.finish(episodes)
         callbacks("on_end", summary)
         return summary
 
@@ -172,12 +175,12 @@ class Session:
         at = f"{self.about['env_steps']:,} environment steps"
         print(f"apportion: stopped at {at}, saved in {self.folder}; repeat with --resume to go on", file=sys.stderr)
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self, episodes: int) -> dict[str, Any]:
         """The summary; of a run that has reached its steps, it and the policy are written."""
         networks, seconds = self.engine.networks(self.loop.carry.state), self.seconds
         if self.loop.done:
             self._write(POLICY, networks)
-        score = evaluate_policy(self.engine.simulator, self.engine.policy, networks, seed=self.seed)
+        score = evaluate_policy(self.engine.simulator, self.engine.policy, networks, episodes, self.seed)
         summary = summarise(self.engine, self.seed, self.about, score, seconds, self.compiling)
         summary["out"] = str(self.folder)
         if self.loop.done:

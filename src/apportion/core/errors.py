@@ -22,6 +22,14 @@ class InvalidData(ApportionError):
     """Data that no method can weigh: a wrong shape, a non-finite reward or log-probability."""
 
 
+class Diverged(ApportionError):
+    """Training that left a non-finite number."""
+
+
+class InUse(ApportionError):
+    """A folder that another process is working in."""
+
+
 class UnknownName(ApportionError):
     """A name that does not exist, with the nearest one that does.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from apportion import __version__
-from apportion.core.errors import ApportionError, ApportionWarning
+from apportion.core.errors import ApportionError, ApportionWarning, InUse
 from apportion.core.method import Method
 from apportion.runs.files import CHECKPOINT, CONFIG, METRICS, POLICY, SUMMARY, cannot_write, read_config, write_json
 
@@ -45,7 +45,7 @@ def locked(folder: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise ApportionError(f"{folder} is in use by another process; wait for it, or name another --out") from None
+        raise InUse(f"{folder} is in use by another process; wait for it, or name another --out") from None
     except (ImportError, OSError):
         pass  # no locks on this system or file system
     try:

@@ -19,6 +19,7 @@ import numpy as np
 from apportion.core import catalogue
 from apportion.core.method import Method
 from apportion.core.parts import KL, NoKL
+from apportion.study.local import one_core
 
 CARTPOLE, LANGUAGE = "CartPole-v1", "toy"
 SEEDS = (0, 1, 2)
@@ -136,9 +137,7 @@ def _start(queue: Any) -> None:
     global _queue
     _queue = queue
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = "1"
+    one_core()
 
 
 def _work(job: Job, steps: int, seeds: tuple[int, ...]) -> Result:

@@ -79,8 +79,9 @@ def _chart(results: Sequence[Result], task: str, name: str, **about: object) -> 
     curves = []
     for r in (r for r in results if r.task == task):
         y = r.curves[name]
-        numbers = (r.x, y.mean(axis=0), y.min(axis=0), y.max(axis=0))
-        curves.append(Curve(r.label, *([float(f"{v:.5g}") for v in line] for line in numbers)))
+        lines = (r.x, y.mean(axis=0), y.min(axis=0), y.max(axis=0))
+        x, mean, low, high = ([float(f"{v:.5g}") for v in line] for line in lines)
+        curves.append(Curve(r.label, x, mean, low, high))
     return Chart(id=name, curves=curves, **about)  # type: ignore[arg-type]
 
 

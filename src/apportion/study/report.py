@@ -11,20 +11,21 @@ from importlib.resources import files
 
 @dataclass(frozen=True)
 class Curve:
-    """A line with its band: x and y of the same length."""
+    """A line with its band: x and y of the same length. colour: its place in the palette, None for its own place."""
 
     label: str
     x: list[float]
     mean: list[float]
     low: list[float]
     high: list[float]
+    colour: int | None = None
 
 
 @dataclass(frozen=True)
 class Chart:
     """Curves on one pair of axes. note: what is drawn, in a sentence. log: logarithmic y.
 
-    top: where the y axis ends; None fits it to the curves.
+    top: where the y axis ends; None fits it to the curves. edges: what the band's edges are.
     """
 
     id: str
@@ -35,11 +36,16 @@ class Chart:
     curves: list[Curve]
     log: bool = False
     top: float | None = None
+    edges: tuple[str, str] = ("lowest", "highest")
+
+    def last(self) -> tuple[list[str], list[list[str]]]:
+        """Header and rows of the numbers at the curves' ends."""
+        rows = [[c.label, f"{c.mean[-1]:.4g}", f"{c.low[-1]:.4g}", f"{c.high[-1]:.4g}"] for c in self.curves]
+        return ["method", "mean", *self.edges], rows
 
     def html(self) -> str:
         """Heading, place of the drawing, and the last values as a table for who cannot see it."""
-        last = [[c.label, f"{c.mean[-1]:.3g}", f"{c.low[-1]:.3g}", f"{c.high[-1]:.3g}"] for c in self.curves]
-        numbers = table(["method", "mean", "lowest", "highest"], last, f"{self.y_title}, at the end")
+        numbers = table(*self.last(), f"{self.y_title}, at the end")
         return (
             f'<section aria-labelledby="{self.id}-title"><h2 id="{self.id}-title">{escape(self.title)}</h2>'
             f'<p class="note">{escape(self.note)}</p>'
@@ -58,7 +64,7 @@ def table(
     """
 
     def number(text: str) -> str:
-        return ' class="number"' if text[:1] in "-0123456789<" else ""
+        return ' class="number"' if text[:1] in "-0123456789<>" else ""
 
     head = "".join(f'<th scope="col"{number(r)}>{escape(h)}</th>' for h, r in zip(header, rows[0], strict=True))
     body = ""

@@ -17,7 +17,8 @@ def host(id: str, size: int, threads: int | None = None, film: bool = False) -> 
     Args:
         id: A Gymnasium id.
         size: The number of simulations, M.
-        threads: Native threads, None for all CPUs. Gymnasium's environments run one after another whatever it is.
+        threads: Native threads; None takes $APPORTION_THREADS, or all CPUs where that is not set. Gymnasium's
+            environments run one after another whatever it is.
         film: Whether `Host.frame` will be asked for.
 
     Raises:
@@ -40,7 +41,15 @@ def host(id: str, size: int, threads: int | None = None, film: bool = False) -> 
         raise ApportionError(
             f"MuJoCo does not load with MUJOCO_GL={given} ({error}); unset it, or set it to egl"
         ) from None
-    return MujocoHost(TASKS[id], size, threads)
+    return MujocoHost(TASKS[id], size, threads or _threads())
+
+
+def _threads() -> int | None:
+    """What $APPORTION_THREADS says: where several runs share a machine, each keeps to its own cores."""
+    text = os.environ.get("APPORTION_THREADS", "")
+    if text and not (text.isdigit() and int(text) >= 1):
+        raise ApportionError(f"APPORTION_THREADS is '{text}'; it must be a whole number of 1 or more, or not set")
+    return int(text) if text else None
 
 
 @lru_cache(maxsize=64)

@@ -1,0 +1,137 @@
+"""A study from plan to report: everything is checked before anything runs, and every step can be taken up again."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from apportion.core.errors import ApportionError
+from apportion.runs.files import write_json
+from apportion.runs.folder import locked
+from apportion.study import cells, estimate
+from apportion.study.cluster import run_ray
+from apportion.study.design import Cell, Study
+from apportion.study.files import claim, load_modules
+from apportion.study.local import run_local
+from apportion.study.publish import METHODS, TUNING, write
+from apportion.study.tuning import Setting, pick
+from apportion.study.watch import View
+
+
+def check(study: Study) -> None:
+    """Build every run of the study without running it. Raises ApportionError for the first that cannot run."""
+    load_modules(study.imports)
+    seen = set()
+    for cell in (*study.cells(), *study.tuning_cells()):
+        if (key := (cell.arm, cell.task, repr(cell.settings))) not in seen:
+            seen.add(key)
+            cells.check(cell)
+
+
+def run(
+    study: Study,
+    out: str | os.PathLike[str],
+    workers: int | None = None,
+    ray: str | None = None,
+    source: str | None = None,
+    quiet: bool = False,
+) -> Path:
+    """Run the study in a folder, or go on with it, and write its report; returns the report's path.
+
+    workers: processes on this machine, None for one a core. ray: the address of a cluster to run on instead. source:
+    the text of the study's file, kept beside the results. quiet: no progress on standard error.
+
+    Raises ApportionError, with nothing started, for what a task cannot run, a folder of another study or one in use.
+    """
+    out = Path(out)
+    check(study)
+    with locked(out):
+        claim(out, study, source)
+        describe_methods(study, out)
+
+        def through(todo: Sequence[Cell]) -> None:
+            left = [c for c in todo if cells.state(out / c.folder).get("state") not in cells.OVER]
+            _run(left, out, workers or os.cpu_count() or 1, ray, View(out, todo, quiet))
+
+        through(study.tuning_cells())
+        chosen = choose(study, out) if study.tuning else None
+        through(study.cells(chosen))
+    return write(out)
+
+
+def _run(todo: Sequence[Cell], out: Path, workers: int, ray: str | None, view: View) -> None:
+    if not todo:
+        return
+    over: Iterator[Cell | None] = run_local(todo, out, workers) if ray is None else run_ray(todo, out, ray)
+    with view:
+        for cell in over:
+            view.tick(cell)
+
+
+def choose(study: Study, out: Path) -> dict[tuple[str, str], tuple[Setting, ...]]:
+    """What the rule picks for each (arm, task), written to tuning.json with every trial's areas and steps.
+
+    An arm whose trials did not all end (a failed run) gets no pick on that task: a smaller budget would not be fair.
+    """
+    from apportion.study.table import area
+
+    assert study.tuning is not None
+    chosen, told, todo = {}, [], study.tuning_cells()
+    for arm, task in itertools.product(study.arms, study.tasks):
+        settings = study.tuning.drawn(arm.label, arm.tune)
+        runs = [[c for c in todo if (c.arm, c.task, c.trial) == (arm.label, task, k)] for k in range(len(settings))]
+        if any(cells.state(out / c.folder).get("state") not in cells.OVER for trial in runs for c in trial):
+            print(f"apportion: warning: {arm.label} on {task}: a tuning run failed; not compared", file=sys.stderr)
+            continue
+        areas = [[area(out / c.folder, c.budget) for c in trial] for trial in runs]
+        best = pick(areas)
+        chosen[arm.label, task] = settings[best]
+        trials = [{"settings": _text(s), "areas": a} for s, a in zip(settings, areas, strict=True)]
+        spent = sum(cells.spent(out / c.folder) for trial in runs for c in trial)
+        told.append({"arm": arm.label, "task": task, "picked": best, "steps": spent, "trials": trials})
+    write_json(out / TUNING, {"rule": "largest mean area under the training curve", "arms": told})
+    return chosen
+
+
+def _text(settings: Sequence[Setting]) -> dict[str, str]:
+    return {path: repr(value) for path, value in settings}
+
+
+def detach(file: str, out: Path, workers: int | None, ray: str | None) -> int:
+    """Run a study file or preset in a process of its own that outlives this one; returns its id. It tells log.txt."""
+    words = [sys.executable, "-m", "apportion.cli", "study", file, "--out", str(out)]
+    words += ["--workers", str(workers)] if workers else []
+    words += ["--ray", ray] if ray else []
+    with open(out / cells.LOG, "ab") as log:
+        return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True).pid
+
+
+def describe_methods(study: Study, out: Path) -> None:
+    """Write methods.json, once: the card and the exact audit of each arm's method as the first task runs it."""
+    if (out / METHODS).exists():
+        return
+    from apportion.audit.report import audit
+    from apportion.control.presets import resolve
+    from apportion.study.card import card
+
+    told = {}
+    for arm in study.arms:
+        method = resolve(arm.method, study.tasks[0], arm.changes).method
+        try:
+            found = audit(method).lines()
+        except ApportionError as error:
+            found = f"not audited: {error}"
+        if method.sampler.start == "independent" and method.scope == "group":
+            found += "\n  note: here siblings start apart; the audit gives the siblings of a group one prompt"
+        told[arm.label] = {"name": method.name, "card": card(method), "audit": found}
+    write_json(out / METHODS, told)
+
+
+def printed_plan(study: Study, workers: int) -> str:
+    """The plan in words: runs, steps, and about how much time and disk they take."""
+    todo = [*study.tuning_cells(), *study.cells()]
+    return estimate.text(study, todo, workers)

@@ -1,0 +1,55 @@
+"""A real Ray cluster of several nodes on this machine, one of which is killed in the middle of the study."""
+
+import json
+import os
+import sys
+import time
+
+import pytest
+from small_study import FILE, bytes_of
+
+from apportion.core.errors import ApportionError
+from apportion.study import watch
+from apportion.study.cluster import run_ray
+from apportion.study.files import claim, read
+
+ray = pytest.importorskip("ray")
+
+
+@pytest.fixture
+def cluster(cache, monkeypatch):
+    """A head without processors and two nodes with one each."""
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    nodes = [made.add_node(num_cpus=1) for _ in range(2)]
+    made.wait_for_nodes()
+    yield made, nodes
+    ray.shutdown()
+    made.shutdown()
+
+
+@pytest.mark.slow
+def test_a_node_is_killed_and_nothing_is_lost_or_run_twice(cluster, undisturbed, tmp_path):
+    made, nodes = cluster
+    plan = read(FILE)
+    claim(tmp_path, plan, None)
+    begun, over = time.monotonic(), []
+    for cell in run_ray(plan.cells(), tmp_path, made.address):
+        over += [cell.folder] if cell is not None else []
+        going = [p for p in (q.poll() for q in watch.progress(tmp_path)) if p.state == "running" and p.done]
+        if len(nodes) == 2 and going:
+            made.remove_node(nodes.pop(), allow_graceful=False)
+        assert time.monotonic() - begun < 240
+    assert len(nodes) == 1, "a node was killed"
+    assert sorted(over) == sorted(c.folder for c in plan.cells()), "each cell ended once"
+    assert bytes_of(tmp_path) == bytes_of(undisturbed)
+    cells = [json.loads(f.read_text()) for f in sorted(tmp_path.glob("cells/*/cell.json"))]
+    assert {c["state"] for c in cells} == {"done"}
+    assert sum(c["sessions"] for c in cells) == len(cells) + 1, "the one that was cut off went on elsewhere"
+
+
+def test_no_cluster_is_said_in_one_line(tmp_path):
+    with pytest.raises(ApportionError, match=r"no Ray cluster at 127\.0\.0\.1:1"):
+        list(run_ray(read(FILE).cells(), tmp_path, "127.0.0.1:1"))
