@@ -110,7 +110,7 @@ class Packed:
                 inputs = len(response) - 1
                 ids.append(response[:-1])
                 positions.append(np.arange(P, P + inputs))
-                at.append(np.concatenate([[begin + P - 1], np.arange(end, end + inputs)])[: len(response)])
+                at.append(np.concatenate([[begin + P - 1], np.arange(end, end + inputs)]))
                 end += inputs
             pieces += _pieces(begin, P, [len(r) - 1 for r in row.responses], device)
             begin = end
