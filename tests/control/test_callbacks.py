@@ -286,7 +286,7 @@ def test_progress_fits_a_terminal_of_80_columns(monkeypatch):
         display.row(row | {"return_mean": None})
         display.at(0)
         display.at(1_234_567)
-        assert display.signals == "return -12345.6  kl 1.2e-05  clip 0.25  entropy -12.34  explained -0.51"
+        assert display.signals == "return -12345.60  kl 1.2e-05  clip 0.25  entropy -12.34  explained -0.51"
         assert len(display.signals) <= 80
     text = terminal.getvalue()
     assert "1,234,567/10,000,000 steps" in text

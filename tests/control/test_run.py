@@ -210,7 +210,7 @@ def test_resuming_where_nothing_was_begun_begins(whole, tmp_path):
 
 @pytest.mark.slow
 def test_interrupted_it_saves_and_goes_on(whole, tmp_path, monkeypatch, capsys):
-    step = run.Loop.step
+    step, before = run.Loop.step, signal.getsignal(signal.SIGINT)
 
     def interrupted(self):
         if int(self.iterations) == 10:
@@ -222,7 +222,7 @@ def test_interrupted_it_saves_and_goes_on(whole, tmp_path, monkeypatch, capsys):
         short(tmp_path / "run")
     assert "--resume" in capsys.readouterr().err
     assert load_arrays(tmp_path / "run" / CHECKPOINT)[1]["iterations"] == 11
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
     monkeypatch.setattr(run.Loop, "step", step)
     short(tmp_path / "run", resume=True)
     assert same(tmp_path / "run", whole[0])

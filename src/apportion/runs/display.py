@@ -44,7 +44,7 @@ class Interrupt:
 
 
 SIGNALS = {
-    "return": ("return_mean", ".4g"),
+    "return": ("return_mean", ".2f"),
     "loss": ("loss", ".3g"),
     "eval": ("eval_accuracy", ".1%"),
     "kl": ("kl", ".2g"),

@@ -33,6 +33,7 @@ def _serve(orders: Connection, root: Path) -> None:
     """A process's life: cells until there are no more, or until the parent is gone."""
     one_core()
     os.setpgrp()  # Ctrl-C is the parent's; it passes it on, once
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell may have had ignored
     threading.Thread(target=_die_with_parent, daemon=True).start()
     try:
         while (cell := orders.recv()) is not None:

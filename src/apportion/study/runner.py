@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -107,7 +108,14 @@ def detach(file: str, out: Path, workers: int | None, ray: str | None) -> int:
     words += ["--workers", str(workers)] if workers else []
     words += ["--ray", ray] if ray else []
     with open(out / cells.LOG, "ab") as log:
-        return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True).pid
+        return subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a shell may have had ignored
+        ).pid
 
 
 def describe_methods(study: Study, out: Path) -> None:
