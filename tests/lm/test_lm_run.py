@@ -363,7 +363,7 @@ def test_progress_says_what_goes_on_with_pace_and_time_left(folder, tmp_path, ca
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "dr_grpo lm: 0/3 steps  evaluating 1/1"
     assert any("  sampling" in line for line in lines)
-    assert any("2/3 steps" in line and " s left  return " in line for line in lines)
+    assert any("2/3 steps" in line and " s left  " in line and "  return " in line for line in lines)
 
 
 def test_control_does_without_torch():

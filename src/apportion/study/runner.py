@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,9 @@ from apportion.study.local import run_local
 from apportion.study.publish import METHODS, TUNING, write
 from apportion.study.tuning import Setting, pick
 from apportion.study.watch import View
+
+BACKGROUND = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import apportion.cli.__main__"
+"""The command line, to be interrupted by SIGINT also where a shell started everything with it ignored."""
 
 
 def check(study: Study) -> None:
@@ -104,18 +106,11 @@ def _text(settings: Sequence[Setting]) -> dict[str, str]:
 
 def detach(file: str, out: Path, workers: int | None, ray: str | None) -> int:
     """Run a study file or preset in a process of its own that outlives this one; returns its id. It tells log.txt."""
-    words = [sys.executable, "-m", "apportion.cli", "study", file, "--out", str(out)]
+    words = [sys.executable, "-c", BACKGROUND, "study", file, "--out", str(out)]
     words += ["--workers", str(workers)] if workers else []
     words += ["--ray", ray] if ray else []
     with open(out / cells.LOG, "ab") as log:
-        return subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a shell may have had ignored
-        ).pid
+        return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True).pid
 
 
 def describe_methods(study: Study, out: Path) -> None:
