@@ -134,11 +134,8 @@ def train(args: Namespace) -> None:
         if args.workers is not None:
             raise ApportionError(f"--workers is for a3c; {args.method} trains in one process")
     overrides = [override(text) for text in args.overrides]
-    callbacks = []
-    if args.log is not None:
-        from apportion.runs.trackers import trackers
+    from apportion.runs.trackers import trackers
 
-        callbacks = trackers(args.log)
     given = {
         "task": args.task,
         "steps": args.steps,
@@ -147,7 +144,7 @@ def train(args: Namespace) -> None:
         "overrides": overrides,
         "resume": args.resume,
         "quiet": args.json,
-        "callbacks": callbacks,
+        "callbacks": trackers(args.log),
     }
     if asynchronous:
         from apportion.control.a3c import train_a3c
@@ -173,10 +170,9 @@ def evaluate(args: Namespace) -> None:
 
         _print_summary(of_language(out, args.episodes, quiet=args.json), args.json)
         return
-    from apportion.control.run import evaluate_run
+    from apportion.control.evaluate import EPISODES, evaluate_run
 
-    episodes = 20 if args.episodes is None else args.episodes
-    _print_summary(evaluate_run(out, episodes=episodes, seed=args.seed or 0), args.json)
+    _print_summary(evaluate_run(out, args.episodes or EPISODES, args.seed or 0), args.json)
 
 
 def video(args: Namespace) -> None:

@@ -130,6 +130,7 @@ def train(args: Namespace) -> dict[str, Any]:
         settings["reward"] = settings["reward"][0]
     from apportion.lm.run import train as run
     from apportion.lm.sft import sft
+    from apportion.runs.trackers import trackers
 
     out = Path("runs", f"{args.method}-lm-seed{args.seed}") if args.out is None else Path(args.out)
     common: dict[str, Any] = {
@@ -138,11 +139,8 @@ def train(args: Namespace) -> dict[str, Any]:
         "out": out,
         "resume": args.resume,
         "quiet": args.json,
+        "callbacks": trackers(args.log),
     }
-    if args.log is not None:
-        from apportion.runs.trackers import trackers
-
-        common["callbacks"] = trackers(args.log)
     if args.method == "sft":
         return sft(**common, **settings).summary
     return run(args.method, **common, **settings).summary

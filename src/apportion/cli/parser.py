@@ -93,7 +93,9 @@ def _train(p: argparse.ArgumentParser) -> None:
     p.add_argument("--out", metavar="DIR", help="the run's folder")
     p.add_argument("--resume", action="store_true", help="go on with the run that --out holds")
     p.add_argument("--workers", type=_count, metavar="N", help="of METHOD a3c, asynchronous on Ray (default: 2)")
-    p.add_argument("--log", metavar="NAMES", help="trackers told of every row, of tensorboard,wandb,trackio")
+    p.add_argument(
+        "--log", default="", metavar="NAMES", help="trackers told of every row, of tensorboard,wandb,trackio"
+    )
     _json(p)
     _set(p)
     language.options(p, _count)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-import math
 import time
 from collections.abc import Callable, Iterable
 from functools import cached_property
@@ -34,7 +33,7 @@ from apportion.control.engine import Engine, Plan
 from apportion.control.evaluate import check_seed
 from apportion.control.host_engine import HostEngine
 from apportion.control.learn import Learner
-from apportion.control.loop import ROWS, Tally, blank, count, refuse_non_finite, row
+from apportion.control.loop import Standing, Tally, blank, count, refuse_non_finite, row
 from apportion.control.plan import Metrics, TrainState
 from apportion.control.run import conduct
 from apportion.control.train import Overrides, configuration, prepare
@@ -113,9 +112,10 @@ def rmsprop(engine: Plan) -> optax.GradientTransformation:
     return optax.chain(*clip, optax.scale_by_rms(DECAY, EPSILON, eps_in_sqrt=True))
 
 
-class Async:
+class Async(Standing):
     """The shared parameters between log rows; for a run's folder what `loop.Loop` is.
 
+    Environment steps and iterations are those of the updates applied so far; segments on their way are not counted.
     ray: the package. restore: what gives the `Shared` to go on from, from a template of shapes; None begins anew.
     """
 
@@ -123,8 +123,8 @@ class Async:
         self, ray: Any, engine: Plan, seed: int, restore: Callable[[Any], Shared] | None, workers: int
     ) -> None:
         started = time.perf_counter()
-        self.engine, self._ray = engine, ray
-        self.spacing = max(1, math.ceil(engine.total_steps / ROWS))
+        super().__init__(engine)
+        self._ray = ray
         # Before JAX computes anything: it starts processes, which JAX's threads would not survive.
         self._own = not ray.is_initialized()
         if self._own:
@@ -137,7 +137,7 @@ class Async:
         self._workers = [kind.remote(engine, one) for one in seeds]
         self._get([each.ready.remote() for each in self._workers])
         self._pending: dict[Any, tuple[int, int]] = {}
-        self._boundary: int | None = None
+        self._boundary: np.ndarray | None = None
         self._apply = jax.jit(self._applied)
         for k in range(workers):
             self._send(k)
@@ -163,21 +163,6 @@ class Async:
         tally = count(carry.tally, metrics._replace(learning_rate=rate), moved.parameters, moved.iteration)
         return carry._replace(state=moved, tally=tally)
 
-    @property
-    def env_steps(self) -> np.ndarray:
-        """Environment steps of the updates applied so far; segments still on their way are not counted."""
-        return np.asarray(self.carry.state.env_steps)
-
-    @property
-    def iterations(self) -> np.ndarray:
-        """Updates applied so far."""
-        return np.asarray(self.carry.state.iteration)
-
-    @property
-    def done(self) -> bool:
-        """Whether the run's steps are reached."""
-        return bool(self.env_steps >= self.engine.total_steps)
-
     def step(self, seconds: float = 0.2) -> list[dict[str, Any]]:
         """Take what arrives for about that long, or up to the next log row, which is returned.
 
@@ -185,7 +170,7 @@ class Async:
         """
         until = time.perf_counter() + seconds
         if self._boundary is None:
-            self._boundary = min((int(self.env_steps) // self.spacing + 1) * self.spacing, self.engine.total_steps)
+            self._boundary = self.boundary()
         while self.env_steps < self._boundary and time.perf_counter() < until:
             arrived, _ = self._ray.wait(list(self._pending), timeout=seconds)
             for one in arrived:

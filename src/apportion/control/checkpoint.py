@@ -58,6 +58,11 @@ def _trained(policy: Policy) -> Parameters:
     return jax.eval_shape(policy.init, jax.eval_shape(lambda: jax.random.key(0)))
 
 
+def size(template: Any) -> int:
+    """Numbers in a pytree of shapes."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(template))
+
+
 def unflatten(policy: Policy, flat: Any) -> Parameters:
     """The flat vector [P] of a TrainState as the networks' pytree of NumPy arrays, in `ravel_pytree`'s order."""
     leaves, structure = jax.tree.flatten(_trained(policy))
@@ -79,12 +84,9 @@ def load_networks(out: Path, policy: Policy, config: dict[str, Any]) -> tuple[di
         raise ApportionError(f"{path} is of task {about.get('task')}, but {out / CONFIG} says {config['task']}")
     if path.name == POLICY:
         return about, restore(path, arrays, networks_template(policy))
-    flat, size = (
-        arrays.get("state.parameters"),
-        sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(_trained(policy))),
-    )
-    if flat is None or flat.shape != (size,):
-        raise ApportionError(f"{path} does not fit {out / CONFIG}: it holds no {size:,} parameters")
+    flat, wanted = arrays.get("state.parameters"), size(_trained(policy))
+    if flat is None or flat.shape != (wanted,):
+        raise ApportionError(f"{path} does not fit {out / CONFIG}: it holds no {wanted:,} parameters")
     networks = unflatten(policy, flat)
     if policy.normalise:
         seen = Moments(*(arrays[f"state.normaliser.observation.{name}"] for name in Moments._fields))

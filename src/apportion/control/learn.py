@@ -76,15 +76,6 @@ def optimiser(update: Adam | NaturalGradient) -> optax.GradientTransformation:
     return optax.chain(*clip, optax.scale_by_adam(b1=update.b1, b2=update.b2, eps=update.eps))
 
 
-def annealed(update: Adam, done: jax.Array) -> jax.Array:
-    """Learning rate after the fraction `done` of the environment steps."""
-    done = jnp.clip(done, 0.0, 1.0)
-    if update.anneal == "constant":
-        return jnp.full_like(done, update.learning_rate)
-    path = 1.0 - done if update.anneal == "linear" else 0.5 * (1 + jnp.cos(jnp.pi * done))
-    return update.learning_rate * (update.final_fraction + (1 - update.final_fraction) * path)
-
-
 def shuffle(key: jax.Array, size: int) -> jax.Array:
     """A random order of `size` rows, [size].
 

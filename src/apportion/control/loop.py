@@ -158,27 +158,14 @@ def hosted(engine: HostEngine, seed: int) -> Programs:
     return Programs(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), first), lambda: first, step)
 
 
-class Loop:
-    """A run (or S runs, one a seed, in one program) between its log rows.
+class Standing:
+    """Where a run stands: `carry` holds a TrainState as `state`, of one seed [] or of several [S]."""
 
-    carry: where it stands. compile_seconds: what tracing and compiling took (or loading from the cache).
-    restore: what gives the carry to go on from, from a template of its shapes and dtypes; None begins anew.
-    """
+    carry: Any
 
-    def __init__(
-        self, engine: Plan, seeds: int | Sequence[int], restore: Callable[[Carry], Carry] | None = None
-    ) -> None:
-        started = time.perf_counter()
+    def __init__(self, engine: Plan) -> None:
         self.engine = engine
-        self.shape = () if isinstance(seeds, int) else (len(seeds),)
         self.spacing = max(1, math.ceil(engine.total_steps / ROWS))
-        self._most, self._boundary = 1, None
-        programs = _programs(engine, seeds)
-        self.carry = programs.start() if restore is None else restore(programs.template)
-        if restore is not None and isinstance(engine, HostEngine):
-            _revive(engine, self.carry)
-        self._step = programs.step
-        self.compile_seconds = time.perf_counter() - started
 
     @property
     def env_steps(self) -> np.ndarray:
@@ -195,6 +182,34 @@ class Loop:
         """Whether every seed has reached the run's steps."""
         return bool(np.all(self.env_steps >= self.engine.total_steps))
 
+    def boundary(self) -> np.ndarray:
+        """Environment steps of the next log row, [] or [S]."""
+        following = (self.env_steps // self.spacing + 1) * self.spacing
+        return np.minimum(following, self.engine.total_steps).astype(np.int32)
+
+
+class Loop(Standing):
+    """A run (or S runs, one a seed, in one program) between its log rows.
+
+    carry: where it stands. compile_seconds: what tracing and compiling took (or loading from the cache).
+    restore: what gives the carry to go on from, from a template of its shapes and dtypes; None begins anew.
+    """
+
+    def __init__(
+        self, engine: Plan, seeds: int | Sequence[int], restore: Callable[[Carry], Carry] | None = None
+    ) -> None:
+        started = time.perf_counter()
+        super().__init__(engine)
+        self.shape = () if isinstance(seeds, int) else (len(seeds),)
+        self._most = 1
+        self._boundary: np.ndarray | None = None
+        programs = _programs(engine, seeds)
+        self.carry = programs.start() if restore is None else restore(programs.template)
+        if restore is not None and isinstance(engine, HostEngine):
+            _revive(engine, self.carry)
+        self._step = programs.step
+        self.compile_seconds = time.perf_counter() - started
+
     def step(self, seconds: float = 0.2) -> list[dict[str, Any] | None]:
         """Train for about that long, or up to the next log row.
 
@@ -202,8 +217,7 @@ class Loop:
         Raises Diverged naming the iteration that left a non-finite number.
         """
         if self._boundary is None:
-            following = (self.env_steps // self.spacing + 1) * self.spacing
-            self._boundary = np.minimum(following, self.engine.total_steps).astype(np.int32)
+            self._boundary = self.boundary()
         before, started = self.iterations, time.perf_counter()
         carry = self._step(self.carry, self._boundary, np.int32(self._most))
         refuse_non_finite(self.engine, carry.tally)
@@ -239,7 +253,7 @@ def _revive(engine: HostEngine, carry: Carry) -> None:
 
 
 def refuse_non_finite(engine: Plan, tally: Tally) -> None:
-    """Raise ApportionError naming the first iteration that left a non-finite number, if one did."""
+    """Raise Diverged naming the first iteration that left a non-finite number, if one did."""
     bad = np.asarray(tally.bad)
     if np.any(bad >= 0):
         at = int(np.max(bad))

@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 from apportion.control.checkpoint import unflatten
 from apportion.control.collect import Collection, Finished
 from apportion.control.hosts.world import World
-from apportion.control.learn import Learner, Rows, Signals, annealed, optimiser
+from apportion.control.learn import Learner, Rows, Signals, optimiser
 from apportion.control.natural import natural_update
 from apportion.control.normalise import Normaliser, nothing, statistics
 from apportion.control.policy import ACTIVATIONS, LOG_STD_BOUNDS, STDS, Parameters, Policy, Std, policy_for
@@ -210,7 +210,7 @@ class Plan:
         """The learning rate after so many environment steps; nan where the update finds its own step."""
         if isinstance(self.method.update, NaturalGradient):
             return jnp.full((), jnp.nan)
-        return annealed(self.method.update, env_steps / self.total_steps)
+        return jnp.asarray(self.method.update.rate(jnp.clip(env_steps / self.total_steps, 0.0, 1.0)), jnp.float32)
 
     def learn(
         self,

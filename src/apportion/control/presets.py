@@ -60,21 +60,16 @@ def resolve(method: Method | str, task: str, overrides: Iterable[tuple[str, Any]
     method = entry(method) if isinstance(method, str) else method
     stem = method.name.partition("[")[0]
     base = METHODS.get(stem, method)
-    name, claim = method.name, method.claim
     if method.kl == base.kl and method.sampler.feedback != "none":
-        method = method.replace(kl=NoKL())
-    setup, steps = Setup(), DEFAULT_STEPS
+        method = dataclasses.replace(method.replace(kl=NoKL()), name=method.name, claim=method.claim)
+    setup = Setup()
     values: dict[str, Any] = {}
     for key in keys(stem, task):
         values |= table().get(key, {})
-    for path, value in values.items():
-        if path == "steps":
-            steps = value
-        elif path.startswith("setup."):
-            setup = set_setup(setup, path, value)
-        elif _at(method, path) == _at(base, path):
-            method = method.set(path, value)
-    method = dataclasses.replace(method, name=name, claim=claim)
+    steps = values.pop("steps", DEFAULT_STEPS)
+    for path in [path for path in values if path.startswith("setup.")]:
+        setup = set_setup(setup, path, values.pop(path))
+    method = method.filled(base, values)
     for path, value in overrides:
         if path.partition(".")[0] == "setup":
             setup = set_setup(setup, path, value)
@@ -91,9 +86,3 @@ def set_setup(setup: Setup, path: str, value: Any) -> Setup:
         raise UnknownName("field of setup", field, known)
     change: dict[str, Any] = {field: tuple(value) if isinstance(value, list) else value}
     return dataclasses.replace(setup, **change)
-
-
-def _at(part: Any, path: str) -> Any:
-    for name in path.split("."):
-        part = getattr(part, name, None)
-    return part

@@ -5,7 +5,6 @@ Killed at any moment, the folder can be gone on with, and its metrics and parame
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -21,7 +20,7 @@ from apportion.control.train import Overrides, configuration, prepare, summarise
 from apportion.core.errors import ApportionError
 from apportion.core.method import Method
 from apportion.runs.callbacks import Callbacks, RunInfo
-from apportion.runs.display import Display, Interrupt
+from apportion.runs.display import Display, Interrupt, say_stopped
 from apportion.runs.files import CHECKPOINT, METRICS, POLICY, SUMMARY, TIMING, load_arrays, read_json, write_json
 from apportion.runs.folder import claim, locked
 from apportion.runs.lines import Lines, timing
@@ -168,12 +167,11 @@ class Session:
     def stop(self) -> None:
         """Save, say how to go on, and raise KeyboardInterrupt."""
         self.save()
-        self._say_how_to_go_on()
+        self._say_stopped()
         raise KeyboardInterrupt
 
-    def _say_how_to_go_on(self) -> None:
-        at = f"{self.about['env_steps']:,} environment steps"
-        print(f"apportion: stopped at {at}, saved in {self.folder}; repeat with --resume to go on", file=sys.stderr)
+    def _say_stopped(self) -> None:
+        say_stopped(f"{self.about['env_steps']:,} environment steps", self.folder)
 
     def finish(self, episodes: int) -> dict[str, Any]:
         """The summary; of a run that has reached its steps, it and the policy are written."""
@@ -187,7 +185,7 @@ class Session:
             write_json(self.folder / SUMMARY, summary)
         else:
             summary["stopped"] = True
-            self._say_how_to_go_on()
+            self._say_stopped()
         self.metrics.close()
         self.timing.close()
         return summary

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -182,6 +183,20 @@ class Method:
             raise UnknownName(f"part of {self.name}", head, known)
         return self.replace(**{head: _set(getattr(self, head), head, rest, value)})
 
+    def filled(self, base: Method, values: Mapping[str, Any]) -> Method:
+        """The method with values by path wherever it is as `base` has it, under its own name and claim: a preset.
+
+        >>> from apportion.core.catalogue import grpo
+        >>> mine = grpo.set("sampler.group", 4).filled(grpo, {"sampler.group": 16, "update.learning_rate": 0.1})
+        >>> mine.sampler.group, mine.update.learning_rate
+        (4, 0.1)
+        """
+        method = self
+        for path, value in values.items():
+            if _at(method, path) == _at(base, path):
+                method = method.set(path, value)
+        return dataclasses.replace(method, name=self.name, claim=self.claim)
+
     def check_horizon(self, horizon: int) -> None:
         """Warn when a ratio of whole sequences meets trajectories of `horizon` decisions."""
         if self.ratio.per_sequence and horizon > LONG_SEQUENCE:
@@ -314,3 +329,10 @@ def _doubts(m: Method) -> list[tuple[bool, str]]:
             "k1 in the loss has zero expected gradient; use place='reward', or estimator='k2'",
         ),
     ]
+
+
+def _at(part: Any, path: str) -> Any:
+    """The field at a path; None where there is none."""
+    for name in path.split("."):
+        part = getattr(part, name, None)
+    return part

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+from apportion.core.arrays import array_namespace
 from apportion.core.parts.base import Part
 
 
@@ -30,6 +32,18 @@ class Adam(Part):
         self._require("learning_rate", self.learning_rate > 0, "more than 0")
         self._require("anneal", self.anneal in ("constant", "linear", "cosine"), "constant, linear or cosine")
         self._require("max_grad_norm", self.max_grad_norm is None or self.max_grad_norm > 0, "more than 0, or None")
+
+    def rate(self, done: Any) -> Any:
+        """Learning rate after the fraction `done` of the run, 0 to 1, a float or an array [].
+
+        >>> Adam(1e-3, anneal="linear", final_fraction=0.1).rate(0.5)
+        0.00055
+        """
+        if self.anneal == "constant":
+            return self.learning_rate
+        cos = math.cos if isinstance(done, float) else array_namespace(done).cos
+        path = 1.0 - done if self.anneal == "linear" else 0.5 * (1 + cos(math.pi * done))
+        return self.learning_rate * (self.final_fraction + (1 - self.final_fraction) * path)
 
 
 @dataclass(frozen=True)

@@ -66,19 +66,6 @@ def rollouts(
     )
 
 
-def annealed(update: Adam, done: float) -> float:
-    """Learning rate after the fraction `done` of the run.
-
-    >>> annealed(Adam(1e-3, anneal="linear", final_fraction=0.1), 0.5)
-    0.00055
-    """
-    if update.anneal == "constant":
-        return update.learning_rate
-    done = min(max(done, 0.0), 1.0)
-    path = 1.0 - done if update.anneal == "linear" else 0.5 * (1 + math.cos(math.pi * done))
-    return update.learning_rate * (update.final_fraction + (1 - update.final_fraction) * path)
-
-
 class Learner:
     """The optimiser's side of a method: weights, gradient, step.
 
@@ -171,7 +158,7 @@ class Learner:
         if self.terms.old == "trainer" and not once and index:
             exists = np.arange(ledger.mask.shape[-1]) < completions.lengths[..., None]
             account.take_old(dense(self.old_logprobs(completions), exists), exists)
-        rate = annealed(self.method.update, done)  # type: ignore[arg-type]
+        rate = self.method.update.rate(min(max(done, 0.0), 1.0))  # type: ignore[union-attr]
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         norms: list[float] = []

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from apportion.lm.loop import EVERY, Loop
 from apportion.lm.models import LanguageModel
 from apportion.lm.samples import records, table
 from apportion.runs.callbacks import Callbacks, RunInfo
-from apportion.runs.display import Display, Interrupt
+from apportion.runs.display import Display, Interrupt, say_stopped
 from apportion.runs.files import METRICS, SUMMARY, TIMING, read_json, write_json
 from apportion.runs.folder import claim, described, locked, versions
 from apportion.runs.lines import Lines, timing
@@ -251,13 +250,12 @@ class Session:
     def stop(self) -> None:
         """Save, say how to go on, and raise KeyboardInterrupt."""
         self.save()
-        self._say_how_to_go_on()
+        self._say_stopped()
         raise KeyboardInterrupt
 
-    def _say_how_to_go_on(self) -> None:
+    def _say_stopped(self) -> None:
         if self.folder is not None:
-            at = f"step {self.loop.step:,}"
-            print(f"apportion: stopped at {at}, saved in {self.folder}; repeat with --resume to go on", file=sys.stderr)
+            say_stopped(f"step {self.loop.step:,}", self.folder)
 
     def finish(self) -> dict[str, Any]:
         """The summary; of a run whose budget is used up, it and the model are written."""
@@ -278,7 +276,7 @@ class Session:
             summary["out"] = str(self.folder)
         if not self.loop.done:
             summary["stopped"] = True
-            self._say_how_to_go_on()
+            self._say_stopped()
         elif self.folder is not None:
             models.save(self.job.language_model, self.folder / MODEL)
             write_json(self.folder / SUMMARY, summary)

@@ -156,11 +156,7 @@ def resolve(
     if base.sampler.group == 1 and "sampler.group" in values:
         # A method without siblings draws as many responses from as many prompts.
         values["prompts"] *= values.pop("sampler.group")
-    name, claim = method.name, method.claim
-    for path, value in values.items():
-        if "." in path and _at(method, path) == _at(base, path):
-            method = method.set(path, value)
-    method = dataclasses.replace(method, name=name, claim=claim)
+    method = method.filled(base, {path: value for path, value in values.items() if "." in path})
     for path, value in overrides:
         method = method.set(path, value)
     known = [f.name for f in dataclasses.fields(Setup)]
@@ -168,9 +164,3 @@ def resolve(
         if field not in known:
             raise UnknownName("setting", field, known)
     return Resolved(method, Setup(**{k: v for k, v in values.items() if "." not in k} | dict(settings)))
-
-
-def _at(part: Any, path: str) -> Any:
-    for name in path.split("."):
-        part = getattr(part, name, None)
-    return part

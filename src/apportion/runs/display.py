@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 PLAIN_SECONDS = 5.0
@@ -41,6 +42,11 @@ class Interrupt:
         if self.caught:
             raise KeyboardInterrupt
         self.caught = True
+
+
+def say_stopped(at: str, folder: Path) -> None:
+    """Tell that a run stands still at that place, and how to go on with it."""
+    print(f"apportion: stopped at {at}, saved in {folder}; repeat with --resume to go on", file=sys.stderr)
 
 
 SIGNALS = {

@@ -63,19 +63,20 @@ def claim(folder: Path, config: dict[str, Any], resume: bool) -> None:
         return
     if not resume:
         raise ApportionError(f"{folder} already holds a run; go on with it by --resume, or name another --out")
-    found = read_config(folder)
+    agree(folder, "run", config, read_config(folder), "repeat its command with --resume, or name another --out")
+
+
+def agree(folder: Path, what: str, here: dict[str, Any], there: dict[str, Any], way_out: str) -> None:
+    """Raise ApportionError where two configurations differ in more than versions, and warn where those differ."""
     # The task comes first: another task's preset differs in many values, which follow from it.
-    for path, here, there in sorted(differences(config, found), key=lambda d: d[0] != "task"):
+    for path, ours, theirs in sorted(differences(here, there), key=lambda d: d[0] != "task"):
         if not path.startswith("versions."):
-            raise ApportionError(
-                f"{folder} holds another run: {path} is {there} there and {here} here; "
-                "repeat its command with --resume, or name another --out"
-            )
+            raise ApportionError(f"{folder} holds another {what}: {path} is {theirs} there and {ours} here; {way_out}")
         warnings.warn(
-            f"{folder} was begun with {path.removeprefix('versions.')} {there} and goes on with {here}; "
+            f"{folder} was begun with {path.removeprefix('versions.')} {theirs} and goes on with {ours}; "
             "the last bits may differ",
             ApportionWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
-from typing import Any
 
 from apportion.study.design import Cell, Study
 
@@ -33,25 +31,16 @@ def seconds(cells: Sequence[Cell], workers: int) -> tuple[float, list[str]]:
 
 def disk(cells: Sequence[Cell]) -> int:
     """Bytes of the run folders: a policy, a checkpoint with Adam's two moments, and the logs."""
-    from apportion.control.checkpoint import networks_template
+    from apportion.control.checkpoint import networks_template, size
     from apportion.control.train import prepare
 
     def parameters(cell: Cell) -> int:
         policy = prepare(cell.method, cell.task, cell.budget, cell.settings).policy
-        tree = networks_template(policy)
-        return sum(math.prod(leaf.shape) for leaf in _leaves(tree))
+        return size(networks_template(policy))
 
     sizes = {(c.arm, c.task): c for c in cells}
     each = {key: 16 * parameters(cell) + LOG_BYTES for key, cell in sizes.items()}
     return sum(each[c.arm, c.task] for c in cells)
-
-
-def _leaves(tree: Any) -> list[Any]:
-    if isinstance(tree, dict):
-        return [leaf for branch in tree.values() for leaf in _leaves(branch)]
-    if isinstance(tree, list | tuple):
-        return [leaf for branch in tree for leaf in _leaves(branch)]
-    return [tree]
 
 
 def duration(seconds: float) -> str:

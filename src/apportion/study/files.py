@@ -7,14 +7,13 @@ import inspect
 import os
 import sys
 import tomllib
-import warnings
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from apportion.core.errors import ApportionError, ApportionWarning, UnknownName
+from apportion.core.errors import ApportionError, UnknownName
 from apportion.runs.files import read_json, write_atomic, write_json
-from apportion.runs.folder import described, differences, versions
+from apportion.runs.folder import agree, described, versions
 from apportion.study.design import Study, known_only, plan
 
 STUDY, SOURCE = "study.json", "study.toml"
@@ -119,17 +118,7 @@ def claim(out: Path, study: Study, text: str | None) -> None:
             write_atomic(out / SOURCE, text.encode())
         write_json(out / STUDY, here)
         return
-    for path, ours, theirs in differences(here, read_record(out)):
-        if not path.startswith("versions."):
-            raise ApportionError(
-                f"{out} holds another study: {path} is {theirs} there and {ours} here; name another --out"
-            )
-        package = path.removeprefix("versions.")
-        warnings.warn(
-            f"{out} was begun with {package} {theirs} and goes on with {ours}; the last bits may differ",
-            ApportionWarning,
-            stacklevel=3,
-        )
+    agree(out, "study", here, read_record(out), "name another --out")
 
 
 def read_record(out: str | os.PathLike[str]) -> dict[str, Any]:
