@@ -60,9 +60,12 @@ def run(
             left = [c for c in todo if cells.state(out / c.folder).get("state") not in cells.OVER]
             _run(left, out, workers or os.cpu_count() or 1, ray, View(out, todo, quiet))
 
-        through(study.tuning_cells())
-        chosen = choose(study, out) if study.tuning else None
-        through(study.cells(chosen))
+        if study.tuning is None:
+            through(study.cells())
+        for k, task in enumerate(study.tasks if study.tuning else ()):  # a task's results before the next task's trials
+            through([c for c in study.tuning_cells() if c.task == task])
+            chosen = choose(study, out, study.tasks[: k + 1])
+            through([c for c in study.cells(chosen) if c.task == task])
     return write(out)
 
 
@@ -75,8 +78,8 @@ def _run(todo: Sequence[Cell], out: Path, workers: int, ray: str | None, view: V
             view.tick(cell)
 
 
-def choose(study: Study, out: Path) -> dict[tuple[str, str], tuple[Setting, ...]]:
-    """What the rule picks for each (arm, task), written to tuning.json with every trial's areas and steps.
+def choose(study: Study, out: Path, tasks: Sequence[str]) -> dict[tuple[str, str], tuple[Setting, ...]]:
+    """What the rule picks for each (arm, task) of these tasks, written to tuning.json with each trial's areas and steps.
 
     An arm whose trials did not all end (a failed run) gets no pick on that task: a smaller budget would not be fair.
     """
@@ -84,7 +87,7 @@ def choose(study: Study, out: Path) -> dict[tuple[str, str], tuple[Setting, ...]
 
     assert study.tuning is not None
     chosen, told, todo = {}, [], study.tuning_cells()
-    for arm, task in itertools.product(study.arms, study.tasks):
+    for arm, task in itertools.product(study.arms, tasks):
         settings = study.tuning.drawn(arm.label, arm.tune)
         runs = [[c for c in todo if (c.arm, c.task, c.trial) == (arm.label, task, k)] for k in range(len(settings))]
         if any(cells.state(out / c.folder).get("state") not in cells.OVER for trial in runs for c in trial):
