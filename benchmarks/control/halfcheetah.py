@@ -3,10 +3,11 @@
     pip install -e ".[mujoco,bench]" torch==2.13.0 && python benchmarks/control/halfcheetah.py [TASK] [--all]
 
 Raw physics is MuJoCo's own batch with random controls on all threads, as many simulations as training has. Training is
-the task's preset, and then Stable-Baselines3's default batch settings (10 epochs, minibatches of 64 of 2,048), which
-is also what Stable-Baselines3 and the PPO in CleanRL's manner run. Each program runs in a process of its own, they take
-turns, and the best turn of each counts; peak memory is the process's. Shares are of the training's time: physics (with
-reward and observation), acting, the update, restoring and saving states.
+the task's preset, then Stable-Baselines3's default batch settings (10 epochs, minibatches of 64 of 2,048), which is
+also what Stable-Baselines3 and the PPO in CleanRL's manner run, and then fewer passes over larger collections, whose
+return benchmarks/control/returns.py compares with Stable-Baselines3's. Each program runs in a process of its own, they
+take turns, and the best turn of each counts; peak memory is the process's. Shares are of the training's time: physics
+(with reward and observation), acting, the update, restoring and saving states.
 --all: also on one CPU, two runs side by side on one CPU each, and from 8 to 4,096 simulations. Rejax and Brax do not
 run Gymnasium's tasks (theirs of the same name are other simulations), and are not here.
 """
@@ -29,6 +30,8 @@ import numpy as np
 
 ROUNDS, SECONDS = 3, 5.0
 DEFAULTS = {"setup.envs": 16, "sampler.horizon": 128, "sampler.minibatches": 32, "sampler.epochs": 10}
+FEWER_PASSES = {"setup.envs": 256, "sampler.horizon": 16, "sampler.minibatches": 4, "sampler.epochs": 2}
+FEWER_PASSES |= {"update.learning_rate": 1e-3}
 SIZES = (8, 32, 128, 512, 2048, 4096)
 PEERS = {"stable-baselines3": "stable_baselines3", "cleanrl-style": "torch"}
 """Peers, and the package that each needs."""
@@ -134,6 +137,8 @@ def program(name: str, task: str, size: int | None) -> Callable[[], int]:
         return physics(task, size or prepare("ppo", task).setup.envs)
     if name == "sb3-batches":
         return Training(task, **DEFAULTS)
+    if name == "fewer-passes":
+        return Training(task, **FEWER_PASSES)
     sized = {} if size is None else {"setup.envs": size, "sampler.minibatches": max(1, size // 4)}
     return Training(task, **sized)
 
@@ -169,7 +174,7 @@ def best(turns: list[dict[str, Any]]) -> dict[str, Any]:
 
 def compare(task: str) -> dict[str, Any]:
     """The best turn of every program that is installed, and what is not."""
-    names = ["physics", "preset", "sb3-batches", *PEERS]
+    names = ["physics", "preset", "sb3-batches", "fewer-passes", *PEERS]
     absent = [name for name, package in PEERS.items() if importlib.util.find_spec(package) is None]
     turns: dict[str, list[dict[str, Any]]] = {name: [] for name in names if name not in absent}
     for _ in range(ROUNDS):

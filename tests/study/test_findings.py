@@ -111,6 +111,14 @@ def test_the_first_parts_are_the_headline_and_the_tasks(tmp_path):
     assert task.rows[1][4:6] == [">1,000", "0 of 4"]
 
 
+def test_pairs_task_by_task_are_in_the_tasks_own_units(tmp_path):
+    plan = study.plan(["ppo", "rloo"], ["CartPole-v1", "Pendulum-v1"], seeds=3, steps=1_000)
+    level = {"CartPole-v1": 2.0, "Pendulum-v1": 10.0}
+    r = found(plan, tmp_path, level=lambda c: LEVELS[c.arm] * level[c.task])
+    assert r.pairs_on("CartPole-v1") == {("ppo", "rloo"): pytest.approx((100, 100, 100))}
+    assert findings.paired_by_task(r).rows == [["ppo – rloo", "100 [100, 100]", "500 [500, 500]"]]
+
+
 @pytest.fixture(scope="module")
 def five_hundred(tmp_path_factory):
     arms, tasks = (

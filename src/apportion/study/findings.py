@@ -67,6 +67,7 @@ def parts(
     out += [curves(found, t) for t in found.tasks] + ([profiles(found)] if found.arms else [])
     out += [clocks(found, t) for t in found.tasks]
     out += [matrix(found), paired(found)] if len(found.arms) > 1 else []
+    out += [paired_by_task(found)] if len(found.tasks) > 1 else []
     out += [tuned(tuning)] if tuning is not None else []
     return [*out, cards(methods), provenance(table)]
 
@@ -80,7 +81,7 @@ def headline(found: Results) -> Table:
         all_ = found.aggregate(arm) if arm in found.arms else None
         numbers = [interval(all_[name]) for name in ("iqm", "median", "mean")] if all_ else ["not on every task"] * 3
         rows.append([arm, *numbers, *counts])
-    bounds = "; ".join(f"{t} {low:.4g} to {high:.4g}" for t, (low, high) in found.bounds.items())
+    bounds = "; ".join("{} {:.4g} to {:.4g}".format(t, *found.bounds[t]) for t in found.tasks)
     note = (
         f"{_score(found)} Scores are scaled per task so that these returns count as 0 and 1: {bounds}. IQM: mean of "
         "the middle half of all runs; median: of the task means; in brackets, 95% intervals of 2,000 bootstrap samples "
@@ -199,6 +200,15 @@ def paired(found: Results) -> Table:
         f"{_least(pairs)}"
     )
     return Table("paired", "Paired by seed", note, ["pair", "difference", "pairs", "p", "p (Holm)"], rows)
+
+
+def paired_by_task(found: Results) -> Table:
+    """Every pair's difference on each task."""
+    by = {task: found.pairs_on(task) for task in found.tasks}
+    pairs = dict.fromkeys(pair for on_task in by.values() for pair in on_task)
+    rows = [[f"{a} – {b}", *(interval(by[t][a, b]) if (a, b) in by[t] else "-" for t in found.tasks)] for a, b in pairs]
+    note = "Run by run of the same seed, in the task's own units: mean difference with 95% bootstrap interval."
+    return Table("paired-by-task", "Paired by seed, task by task", note, ["pair", *found.tasks], rows)
 
 
 def _least(pairs: Sequence[Any]) -> str:

@@ -114,6 +114,15 @@ class Results:
         corrected = st.holm([p for *_, p, _ in found])
         return [Pair(a, b, x, d, p, c, n) for (a, b, x, d, p, n), c in zip(found, corrected, strict=True)]
 
+    def pairs_on(self, task: str) -> dict[tuple[str, str], st.Estimate]:
+        """Every two arms with runs on a task: mean difference of runs with the same seed, in the task's own units."""
+        low, high = self.bounds[task]
+        found = {}
+        for a, b in itertools.combinations([a for a in self.record["arms"] if (a, task) in self.scores], 2):
+            if len(apart := self._paired(a, b, task)):
+                found[a, b] = st.estimate(st.mean, [apart * (high - low)])
+        return found
+
     def _paired(self, a: str, b: str, task: str) -> np.ndarray:
         """Differences of the normalised scores of runs with the same seed."""
         _, i, j = np.intersect1d(self.seeds[a, task], self.seeds[b, task], return_indices=True)
