@@ -79,7 +79,7 @@ def _run(todo: Sequence[Cell], out: Path, workers: int, ray: str | None, view: V
 
 
 def choose(study: Study, out: Path, tasks: Sequence[str]) -> dict[tuple[str, str], tuple[Setting, ...]]:
-    """What the rule picks for each (arm, task) of these tasks; tuning.json tells it, with every trial's areas and steps.
+    """What the rule picks for each (arm, task) of these tasks; tuning.json tells it, with each trial's areas and steps.
 
     An arm whose trials did not all end (a failed run) gets no pick on that task: a smaller budget would not be fair.
     """
