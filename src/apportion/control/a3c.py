@@ -30,7 +30,6 @@ import optax
 
 from apportion.control.cache import enable
 from apportion.control.engine import Engine, Plan
-from apportion.control.evaluate import check_seed
 from apportion.control.host_engine import HostEngine
 from apportion.control.learn import Learner
 from apportion.control.loop import Standing, Tally, blank, count, refuse_non_finite, row
@@ -41,6 +40,7 @@ from apportion.core.errors import ApportionError, InvalidMethod
 from apportion.core.parts import NoRatio
 from apportion.core.update import Adam
 from apportion.runs.callbacks import Callbacks
+from apportion.runs.seed import check_seed
 
 DECAY, EPSILON = 0.99, 1e-5
 """Of RMSProp, theta -= rate · g / sqrt(v + epsilon)."""

@@ -26,6 +26,7 @@ from apportion.control.policy import Parameters, Policy
 from apportion.control.simulators import SIMULATORS, Simulator
 from apportion.core.errors import ApportionError
 from apportion.runs.files import read_config
+from apportion.runs.seed import check_seed
 
 EPISODES = 20
 LONGEST = 100_000
@@ -133,13 +134,6 @@ def play_on_host(
         return total, length
     finally:
         host.close()
-
-
-def check_seed(seed: Any) -> int:
-    """The seed as an int. Raises ApportionError for anything but a whole number from 0 to 2^32 - 1."""
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
-        raise ApportionError(f"seed is {seed!r}; it must be a whole number from 0 to {2**32 - 1}")
-    return int(seed)
 
 
 def evaluate_policy(

@@ -13,7 +13,7 @@ from typing import Any
 from apportion.control import checkpoint
 from apportion.control.cache import enable
 from apportion.control.engine import Engine
-from apportion.control.evaluate import EPISODES, TrainedPolicy, check_seed, evaluate_policy, evaluate_run
+from apportion.control.evaluate import EPISODES, TrainedPolicy, evaluate_policy, evaluate_run
 from apportion.control.host_engine import HostEngine
 from apportion.control.loop import Carry, Loop
 from apportion.control.train import Overrides, configuration, prepare, summarise
@@ -24,6 +24,7 @@ from apportion.runs.display import Display, Interrupt, say_stopped
 from apportion.runs.files import CHECKPOINT, METRICS, POLICY, SUMMARY, TIMING, load_arrays, read_json, write_json
 from apportion.runs.folder import claim, locked
 from apportion.runs.lines import Lines, timing
+from apportion.runs.seed import check_seed
 
 __all__ = ["evaluate_run", "train_run"]
 

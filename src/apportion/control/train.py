@@ -15,7 +15,7 @@ import numpy as np
 
 from apportion.control.cache import enable
 from apportion.control.engine import Engine, Plan, Setup
-from apportion.control.evaluate import EPISODES, Evaluation, TrainedPolicy, check_seed, evaluate_policy, find
+from apportion.control.evaluate import EPISODES, Evaluation, TrainedPolicy, evaluate_policy, find
 from apportion.control.host_engine import HostEngine
 from apportion.control.hosts import World
 from apportion.control.loop import Loop
@@ -26,6 +26,7 @@ from apportion.core.errors import ApportionError
 from apportion.core.method import Method
 from apportion.runs.callbacks import Callbacks, RunInfo
 from apportion.runs.folder import described, versions
+from apportion.runs.seed import check_seed
 
 Overrides = Mapping[str, Any] | Iterable[tuple[str, Any]]
 

@@ -17,11 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from apportion.control.cache import enable
-from apportion.control.evaluate import LONGEST, TrainedPolicy, actor_of, check_seed, load, play, play_on_host
+from apportion.control.evaluate import LONGEST, TrainedPolicy, actor_of, load, play, play_on_host
 from apportion.control.hosts import Host, World, host, world_of
 from apportion.core.errors import ApportionError
 from apportion.runs.display import Display
 from apportion.runs.files import cannot_write
+from apportion.runs.seed import check_seed
 
 Show = Callable[[np.ndarray], None]
 """What a frame, uint8 [height width 3], is handed to."""

@@ -22,6 +22,7 @@ from apportion.lm.generate import Sampling
 from apportion.lm.models import LanguageModel
 from apportion.lm.rewards import Reward, rewards
 from apportion.lm.setup import Setup, resolve
+from apportion.runs.seed import check_seed
 
 CHECKED = 10_000
 """Prompts, of those that a run will draw, whose length is checked before it begins; the others are when drawn."""
@@ -60,8 +61,7 @@ def prepare(
     judged: whether there must be a reward.
     Raises ApportionError for anything that does not exist, cannot be loaded or does not fit.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise ApportionError(f"seed is {seed!r}; it must be a whole number from 0 to {2**32 - 1}")
+    seed = check_seed(seed)
     chosen, setup = resolve(method, settings, overrides, preset)
     _check(chosen)
     sampling = Sampling(
