@@ -1,10 +1,11 @@
 """The search rule behind `src/apportion/control/presets.toml`: Optuna, the same budget for every method on every task.
 
-For one method on one task: 12 trials of TPE (sampler seed 0), the first at the values the preset has now, each training
-one seed (100) for the task's environment steps; then the best 3 train seeds 101 and 102 too, and the best mean of three
-seeds wins. Score of a run: the mean training return over its second half, each environment step weighing the same.
-Reported results use seeds from 0, never these. `space` lists what is searched; all else is the catalogue's and the
-preset's. Trials are kept in the folder, so that a search that was killed goes on; two searches can run side by side.
+For one method on one task: 12 trials of TPE (sampler seed 0; on short tasks --trials 48, for all methods), the first at
+the values the preset has now, each training one seed (100) for the task's environment steps; then the best 3 train
+seeds 101 and 102 too, and the best mean of three seeds wins. Score of a run: the mean training return over its second
+half, each environment step weighing the same. Reported results use seeds from 0, never these. `space` lists what is
+searched; all else is the catalogue's and the preset's. Trials are kept in the folder, so that a search that was killed
+goes on; two searches can run side by side.
 
     python benchmarks/control/search.py Hopper-v5 1000000 ppo trpo --out searches
 
@@ -49,7 +50,7 @@ def space(name: str, task: str) -> Space:
     found: Space = {rate: ("log", 1e-4, 3e-3 if task in TASKS else 1e-2)}
     if m.sampler.start == "stream":
         found["setup.envs"] = (8, 16, 32, 64)
-        found["sampler.horizon"] = (5, 8, 16, 32) if once else (32, 64, 128, 256)
+        found["sampler.horizon"] = (5, 8, 16, 32, 64, 128) if once else (32, 64, 128, 256)
         found["credit.gamma"] = (0.98, 0.99, 0.995, 0.999)
         found["credit.lam"] = (0.9, 0.95, 0.98, 1.0)
     else:
@@ -65,6 +66,8 @@ def space(name: str, task: str) -> Space:
         found["setup.log_std"] = (-2.0, -1.0, -0.5, 0.0)
     if task in TASKS:
         found["setup.activation"] = ("tanh", "relu")
+    else:
+        found["entropy"] = (0.0, 0.003, 0.01, 0.03)
     return found
 
 
@@ -121,8 +124,8 @@ def run(name: str, task: str, steps: int, setting: Setting, seed: int) -> float:
 class Search:
     """One method on one task; its trials stand in a file as they come."""
 
-    def __init__(self, name: str, task: str, steps: int, folder: Path) -> None:
-        self.name, self.task, self.steps = name, task, steps
+    def __init__(self, name: str, task: str, steps: int, trials: int, folder: Path) -> None:
+        self.name, self.task, self.steps, self.trials = name, task, steps, trials
         self.wanted, self.horizon = space(name, task), find(task).horizon
         self.file = folder / f"{name}-{task}-{steps}.jsonl"
         self.done: dict[tuple[str, int], float] = {}
@@ -157,7 +160,7 @@ class Search:
         """The winner and its mean score over all search seeds."""
         study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
         study.enqueue_trial(now(self.name, self.task, self.wanted))
-        study.optimize(lambda trial: self.score(self.suggest(trial), SEEDS[0]), n_trials=TRIALS)
+        study.optimize(lambda trial: self.score(self.suggest(trial), SEEDS[0]), n_trials=self.trials)
         ranked = sorted(study.trials, key=lambda t: -(t.value if t.value is not None else -math.inf))
         finalists = list({json.dumps(t.params): t.params for t in ranked}.values())[:FINALISTS]
         means = [float(np.mean([self.score(setting, seed) for seed in SEEDS])) for setting in finalists]
@@ -170,15 +173,16 @@ def main() -> None:
     parser.add_argument("task")
     parser.add_argument("steps", type=lambda text: int(float(text)))
     parser.add_argument("methods", nargs="+")
+    parser.add_argument("--trials", type=int, default=TRIALS, help="of each method; the same for all on a task")
     parser.add_argument("--out", type=Path, default=Path("searches"), help="where trials are kept (default: searches)")
     args = parser.parse_args()
     warnings.simplefilter("ignore", ApportionWarning)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     args.out.mkdir(parents=True, exist_ok=True)
     for name in args.methods:
-        search = Search(name, args.task, args.steps, args.out)
+        search = Search(name, args.task, args.steps, args.trials, args.out)
         score, best = search.best()
-        print(f'["{name}/{args.task}"]  # {score:.1f}, the mean of 3 seeds')
+        print(f'["{name}/{args.task}"]  # {score:.1f}, the mean of 3 seeds, {args.trials} trials')
         print(f"steps = {args.steps}")
         for path, value in settings(best, search.horizon).items():
             print(f'"{path}" = {json.dumps(round(value, 6) if isinstance(value, float) else value)}')
