@@ -21,7 +21,7 @@ def test_the_smallest_file():
     cells = study.cells()
     assert [c.name for c in cells[:2]] == ["ppo on CartPole-v1, seed 0", "dr_grpo on CartPole-v1, seed 0"]
     assert len({c.folder for c in cells}) == len(cells) == 4
-    assert {c.budget for c in cells} == {60_000}
+    assert {c.budget for c in cells} == {("steps", 60_000)}
     assert study.tuning_cells() == []
 
 
