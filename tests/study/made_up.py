@@ -34,7 +34,7 @@ def write_study(plan, out, level, state=lambda cell: "done", rows=20):
     out.mkdir(parents=True, exist_ok=True)
     claim(out, plan, None)
     for cell in plan.cells():
-        write_run(out / cell.folder, state(cell), level(cell), cell.budget, rows)
+        write_run(out / cell.folder, state(cell), level(cell), cell.budget.amount, rows)
     told = {a.label: {"name": a.method.name, "card": f"the card of {a.label}", "audit": "audited"} for a in plan.arms}
     (out / METHODS).write_text(json.dumps(told))
     return out

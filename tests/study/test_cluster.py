@@ -7,6 +7,7 @@ import time
 
 import psutil
 import pytest
+import small_lm
 from small_study import FILE, bytes_of
 
 from apportion.core.errors import ApportionError
@@ -57,6 +58,17 @@ def test_a_node_is_killed_and_nothing_is_lost_or_run_twice(cluster, tmp_path):
     found = [json.loads(f.read_text()) for f in sorted(tmp_path.glob("cells/*/cell.json"))]
     assert {c["state"] for c in found} == {"done"}
     assert sum(c["sessions"] for c in found) == len(found) + 1, "the one that was cut off went on elsewhere"
+
+
+@pytest.mark.slow
+def test_language_models_run_on_it_too(cluster, tmp_path):
+    pytest.importorskip("transformers")
+    made, _ = cluster
+    plan = small_lm.plan(small_lm.write_given(tmp_path), small_lm.arm("dr_grpo"), seeds=2)
+    run(plan, tmp_path / "local", workers=2, quiet=True)
+    run(plan, tmp_path / "cluster", ray=made.address, quiet=True)
+    assert len(list(tmp_path.glob("cluster/cells/*/summary.json"))) == 2
+    assert small_lm.bytes_of(tmp_path / "cluster") == small_lm.bytes_of(tmp_path / "local")
 
 
 def test_no_cluster_is_said_in_one_line(tmp_path):

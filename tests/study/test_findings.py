@@ -11,6 +11,7 @@ from made_up import noisy, write_study
 from apportion import study
 from apportion.core.errors import UnknownName
 from apportion.study import findings, publish
+from apportion.study.budgets import Budget
 from apportion.study.files import read_record
 from apportion.study.results import results
 from apportion.study.table import area
@@ -58,7 +59,7 @@ def test_a_diverged_run_counts_as_the_worst_and_a_failed_one_is_counted_apart(tm
     told = publish.write(tmp_path).with_name("report.md").read_text()
     assert "ppo, CartPole-v1, seed 1 | failed: it went wrong" in told
     assert "7 of 8 runs have ended" in told
-    assert area(tmp_path / two().cells()[0].folder, 1_000) == -np.inf
+    assert area(tmp_path / two().cells()[0].folder, Budget("steps", 1_000)) == -np.inf
 
 
 def test_the_last_tenth_of_training(tmp_path):

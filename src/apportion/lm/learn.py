@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from apportion.core.errors import ApportionError, InvalidMethod
+from apportion.core.errors import ApportionError, Diverged, InvalidMethod
 from apportion.core.method import Method
 from apportion.core.parts import KL
 from apportion.core.rollouts import Rollouts
@@ -212,7 +212,7 @@ class Learner:
         norm = float(total)
         if not math.isfinite(norm):
             self.optimiser.zero_grad()
-            raise ApportionError(
+            raise Diverged(
                 f"the gradient's norm is {norm} at collection {self.collections}, so no step was taken; "
                 "lower update.learning_rate or set update.max_grad_norm"
             )
@@ -292,7 +292,8 @@ def _cuts(
         yield [i for u in part for i in units[u]], float(parts)
 
 
-def _refuse(method: Method, language_model: LanguageModel, reference: LanguageModel | None) -> None:
+def learnable(method: Method) -> None:
+    """Raises InvalidMethod for a method that needs what language models do not have here."""
     rules = [
         (method.sampler.values != "none", "a critic or value rollouts, which language models do not have here"),
         (not isinstance(method.update, Adam), "a natural gradient; set update=Adam()"),
@@ -303,6 +304,10 @@ def _refuse(method: Method, language_model: LanguageModel, reference: LanguageMo
     for bad, what in rules:
         if bad:
             raise InvalidMethod(f"{method.name} needs {what}; group methods such as dr_grpo need none of it")
+
+
+def _refuse(method: Method, language_model: LanguageModel, reference: LanguageModel | None) -> None:
+    learnable(method)
     if "logref" in needs(method) and reference is None and not language_model.adapted:
         raise ApportionError(
             f"{method.name} has a KL penalty, so it needs a reference model; give one, train a LoRA adapter "

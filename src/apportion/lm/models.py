@@ -254,3 +254,8 @@ def _way_out(name: str) -> str:
 
 def _say(text: str) -> None:
     warnings.warn(text, ApportionWarning, stacklevel=4)
+
+
+def use_threads(count: int) -> None:
+    """Have PyTorch use so many cores of this machine. The last bits of a run on a CPU depend on their number."""
+    torch.set_num_threads(count)

@@ -1,4 +1,4 @@
-"""One cell of a study: run it in its folder, and read back how far it is. The one place that knows its domain."""
+"""One cell of a study: run it in its folder, and read back how far it is. Domains differ in one module each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from apportion.core.errors import ApportionError, Diverged, InUse
-from apportion.runs.files import METRICS, SUMMARY, TIMING, read_json, write_json
+from apportion.runs.files import METRICS, TIMING, read_json, write_json
+from apportion.study import control_runs, lm_runs, logs
+from apportion.study.budgets import CONTROL, UNITS, Budget
 from apportion.study.design import Cell
 from apportion.study.files import load_modules
 from apportion.study.provenance import commit, machine
@@ -26,12 +28,15 @@ PATIENCE = 60.0
 """Seconds to wait for a folder that a dying process may still hold."""
 
 
+def domain(budget: Budget) -> Any:
+    """The module that runs and reads cells with such a budget: control's or language models'."""
+    return control_runs if budget.unit in CONTROL else lm_runs
+
+
 def check(cell: Cell) -> None:
     """Raises ApportionError, naming arm and task, for what the task cannot run."""
-    from apportion.control.train import prepare
-
     try:
-        prepare(cell.method, cell.task, cell.budget, cell.settings)
+        domain(cell.budget).check(cell)
     except ApportionError as error:
         raise ApportionError(f"{cell.arm} on {cell.task}: {error}") from error
 
@@ -62,25 +67,13 @@ def run_cell(cell: Cell, root: Path) -> str:
 
 
 def _train(cell: Cell, folder: Path) -> None:
-    from apportion.control.run import train_run
-
     load_modules(cell.imports)
     asked = time.monotonic()
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
         while True:
             try:
-                train_run(
-                    cell.method,
-                    cell.task,
-                    cell.budget,
-                    cell.seed,
-                    folder,
-                    cell.settings,
-                    resume=True,
-                    quiet=True,
-                    episodes=cell.episodes,
-                )
+                domain(cell.budget).train(cell, folder)
                 return
             except InUse:
                 if time.monotonic() - asked > PATIENCE:
@@ -110,26 +103,10 @@ def mark(folder: Path, now: str, sessions: int | None = None, message: str = "",
     return now
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
-    """The log rows of a run, each with the seconds it took to get there; whole lines only."""
-    return [m | t for m, t in zip(_lines(folder / METRICS), _lines(folder / TIMING), strict=False)]
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    with suppress(OSError):
-        return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
-    return []
-
-
-def spent(folder: Path) -> int:
+def spent(folder: Path, unit: str) -> int:
     """Budget that the run in a folder has spent."""
-    found = _lines(folder / METRICS)
-    return int(found[-1]["env_steps"]) if found else 0
-
-
-def summary(folder: Path) -> dict[str, Any] | None:
-    """What summary.json holds, or None before the run's end."""
-    return read_json(folder / SUMMARY, "the summary of a run") if (folder / SUMMARY).exists() else None
+    found = logs.rows(folder)
+    return int(found[-1][UNITS[unit].counter]) if found else 0
 
 
 @dataclass
@@ -141,7 +118,7 @@ class Progress:
 
     folder: Path
     name: str
-    budget: int
+    budget: Budget
     state: str = "waiting"
     done: int = 0
     rate: float = 0.0
@@ -169,9 +146,9 @@ class Progress:
             *whole, _ = file.read().split(b"\n")
             self._read += sum(len(line) + 1 for line in whole)
             for row in map(json.loads, whole):
-                self.done, value = row["env_steps"], row["return_mean"]
+                self.done, value = row[UNITS[self.budget.unit].counter], row.get("return_mean")
                 if value is not None:
                     self.latest, self.best = value, value if self.best is None else max(self.best, value)
         with suppress(OSError, ValueError, IndexError):
             last = json.loads((self.folder / TIMING).read_bytes().split(b"\n")[-2])
-            self.rate = last["env_steps"] / max(last["seconds"] - last["compile_seconds"], 1e-9)
+            self.rate = self.done / max(last["seconds"] - last.get("compile_seconds", 0.0), 1e-9)

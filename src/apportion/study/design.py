@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,8 @@ from apportion.core.catalogue import method as entry
 from apportion.core.errors import ApportionError, UnknownName
 from apportion.core.method import Method
 from apportion.core.values import value
+from apportion.study.budgets import LANGUAGE, UNITS, Budget, budgets, every
+from apportion.study.checks import distinct, is_table, known_only, real, several, text, whole
 from apportion.study.tuning import Setting, Tuning
 
 SCORES = ("final", "last_tenth")
@@ -23,13 +26,14 @@ class Arm:
     """One side of the comparison.
 
     label: its name in the report. changes: paths and values on top of the task's preset. tune: (path, candidates) of
-    its own beside those that every arm has.
+    its own beside those that every arm has. seeds: those of the study's that it runs with; None for all.
     """
 
     label: str
     method: Method
     changes: tuple[Setting, ...] = ()
     tune: tuple[Setting, ...] = ()
+    seeds: tuple[int, ...] | None = None
 
     @property
     def slug(self) -> str:
@@ -41,12 +45,13 @@ class Arm:
 class Evaluation:
     """How a run is scored.
 
-    episodes: of the evaluation of the final policy, most likely actions. score: "final" (their mean return) or
-    "last_tenth" (mean return of the training episodes that ended in the last tenth of the budget). bounds: by task, the
-    returns that count as 0 and 1; where none are given, those that the task's rules allow (`results.BOUNDS`), or
-    else the lowest and highest score that the study finds.
-    thresholds: by task, the return whose first crossing is timed; where none is given, 90% of the way between the
-    bounds.
+    episodes: of the evaluation of the final policy, most likely actions (control). score: "final" (their mean return;
+    of a language model with evaluation data, its accuracy on it; without, as "last_tenth") or "last_tenth" (mean return
+    of what was sampled for training in the last tenth of the budget; accuracy where there is evaluation data). bounds:
+    by task, the scores that count as 0 and 1; where none are given, those that the task's rules allow
+    (`results.BOUNDS`; 0 and 1 for accuracies), or else the lowest and highest score that the study finds.
+    thresholds: by task, the score whose first crossing in training is timed; where none is given, 90% of the way
+    between the bounds.
     """
 
     episodes: int = 20
@@ -59,20 +64,22 @@ class Evaluation:
 class Cell:
     """One run: an arm on a task with a seed.
 
-    budget: environment steps, in control. settings: changes and what tuning chose. folder: where it lies in the
-    study's. trial: which trial of tuning it belongs to, or None.
+    settings: changes and what tuning chose. folder: where it lies in the study's. trial: which trial of tuning it
+    belongs to, or None. lm: of a language-model task, its table in the study file. threads: of PyTorch.
     """
 
     arm: str
     method: Method
     task: str
     seed: int
-    budget: int
+    budget: Budget
     folder: str
     settings: tuple[Setting, ...] = ()
     episodes: int = 20
     trial: int | None = None
     imports: tuple[str, ...] = ()
+    lm: Mapping[str, Any] | None = None
+    threads: int = 1
 
     @property
     def name(self) -> str:
@@ -85,17 +92,18 @@ class Cell:
 class Study:
     """A plan, checked but for what only a task can know. Made by `plan`, or from a file by `files.read`.
 
-    steps: environment steps of each task.
+    budget: of each task. lm: by task, what describes those that are language models' (see `plan`).
     """
 
     arms: tuple[Arm, ...]
     tasks: tuple[str, ...]
     seeds: tuple[int, ...]
-    steps: Mapping[str, int]
+    budget: Mapping[str, Budget]
     title: str = "Study"
     evaluation: Evaluation = field(default_factory=Evaluation)
     tuning: Tuning | None = None
     imports: tuple[str, ...] = ()
+    lm: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def cells(self, chosen: Mapping[tuple[str, str], tuple[Setting, ...]] | None = None) -> list[Cell]:
         """The runs that are compared, a seed of every arm before the next seed.
@@ -107,6 +115,7 @@ class Study:
             for seed in self.seeds
             for task in self.tasks
             for arm in self.arms
+            if arm.seeds is None or seed in arm.seeds
             if (picked := () if chosen is None else chosen.get((arm.label, task))) is not None
         ]
 
@@ -122,59 +131,62 @@ class Study:
                     for seed in self.tuning.seeds:
                         folder = f"tuning/{arm.slug}--{_slug(task)}/trial{trial}-seed{seed}"
                         cell = self._cell(arm, task, seed, folder, settings, trial)
-                        cells.append(dataclasses.replace(cell, budget=self.tuning.steps.get(task, cell.budget)))
+                        cells.append(dataclasses.replace(cell, budget=self.tuning.budget.get(task, cell.budget)))
         return cells
 
     def _cell(
         self, arm: Arm, task: str, seed: int, folder: str, settings: tuple[Setting, ...], trial: int | None = None
     ) -> Cell:
         together = (*arm.changes, *settings)
-        steps, episodes = self.steps[task], self.evaluation.episodes
-        return Cell(arm.label, arm.method, task, seed, steps, folder, together, episodes, trial, self.imports)
+        budget, episodes, lm = self.budget[task], self.evaluation.episodes, self.lm.get(task)
+        return Cell(arm.label, arm.method, task, seed, budget, folder, together, episodes, trial, self.imports, lm)
 
 
 def plan(
     methods: Sequence[Any],
     tasks: Sequence[str],
     seeds: int | Sequence[int],
-    steps: int | Mapping[str, int],
+    steps: int | Mapping[str, int] | None = None,
     title: str = "Study",
     evaluation: Mapping[str, Any] | Evaluation | None = None,
     tuning: Mapping[str, Any] | Tuning | None = None,
     imports: Sequence[str] = (),
+    completions: int | Mapping[str, int] | None = None,
+    tokens: int | Mapping[str, int] | None = None,
+    lm: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Study:
     """The study of these methods on these tasks. The arguments are the keys of a study file.
 
-    methods: names, `Method`s, `Arm`s or tables {method, label, set, tune}. seeds: how many (from 0), or which. steps:
-    environment steps of every run, or by task. imports: modules to import before a run, for tasks of one's own. Raises
-    ApportionError naming what does not fit.
+    methods: names, `Method`s, `Arm`s or tables {method, label, set, tune, seeds}. tasks: Gymnasium ids, or names in lm.
+    seeds: how many (from 0), or which. steps: environment steps of every run, or by task. imports: modules to import
+    before a run, for tasks of one's own.
+
+    lm: by task, what makes it a language model's: {preset} and fields of `lm.Setup` (model, data, reward, eval_data and
+    so on) but its budget. completions, tokens: the budget of its runs, in one of the two, or by task. What is sampled
+    counts, whatever becomes of it, so that it is the same for a method that throws much away.
+
+    Raises ApportionError naming what does not fit.
 
     >>> [cell.name for cell in plan(["ppo", "dr_grpo"], ["CartPole-v1"], seeds=1, steps=1000).cells()]
     ['ppo on CartPole-v1, seed 0', 'dr_grpo on CartPole-v1, seed 0']
     """
-    arms = tuple(_arm(m) for m in _several("methods", methods))
-    _distinct("methods", [a.label for a in arms], "give each its own label")
-    _distinct("methods", [a.slug for a in arms], "labels must differ in more than case and signs")
-    tasks = _distinct("tasks", [_text("task", t) for t in _several("tasks", tasks)], "name each once")
     numbers = seed_list("seeds", seeds)
+    arms = tuple(_arm(m, numbers) for m in several("methods", methods))
+    distinct("methods", [a.label for a in arms], "give each its own label")
+    distinct("methods", [a.slug for a in arms], "labels must differ in more than case and signs")
+    tasks = distinct("tasks", [text("task", t) for t in several("tasks", tasks)], "name each once")
+    models = _models(lm or {}, tasks)
     return Study(
         arms,
         tasks,
         numbers,
-        budgets("steps", steps, tasks),
-        _text("title", title),
+        every({"steps": steps, "completions": completions, "tokens": tokens}, tasks, models),
+        text("title", title),
         evaluation if isinstance(evaluation, Evaluation) else _evaluation(evaluation or {}, tasks),
-        tuning if isinstance(tuning, Tuning | None) else _tuning(tuning, arms, tasks, numbers),
-        tuple(_text("imports", name) for name in imports),
+        tuning if isinstance(tuning, Tuning | None) else _tuning(tuning, arms, tasks, numbers, models),
+        tuple(text("imports", name) for name in imports),
+        models,
     )
-
-
-def known_only(where: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raises UnknownName for the first name that is not known."""
-    known = list(known)
-    for name in given:
-        if name not in known:
-            raise UnknownName(where, name, known)
 
 
 def seed_list(name: str, seeds: Any) -> tuple[int, ...]:
@@ -182,27 +194,8 @@ def seed_list(name: str, seeds: Any) -> tuple[int, ...]:
     if whole(seeds) and 1 <= seeds <= MOST_SEEDS:
         return tuple(range(seeds))
     if isinstance(seeds, list | tuple) and seeds and all(whole(s) and 0 <= s < 2**32 for s in seeds):
-        return _distinct(name, seeds, "name each once")
+        return distinct(name, seeds, "name each once")
     raise ApportionError(f"{name} is {seeds!r}; give how many (1 to {MOST_SEEDS:,}), or a list such as [0, 1, 2]")
-
-
-def budgets(name: str, steps: Any, tasks: Sequence[str]) -> dict[str, int]:
-    """Environment steps of each task."""
-    given = steps if isinstance(steps, Mapping) else dict.fromkeys(tasks, steps)
-    known_only(f"task in {name}", given, tasks)
-    for task in tasks:
-        if task not in given:
-            raise ApportionError(f"{name} has no number for {task}; give every task its environment steps")
-        if not whole(given[task]) or given[task] < 1:
-            raise ApportionError(
-                f"{name} is {given[task]!r} for {task}; it must be a whole number of environment steps, 1 or more"
-            )
-    return dict(given)
-
-
-def whole(x: Any) -> bool:
-    """Whether x is an int and no bool."""
-    return isinstance(x, int) and not isinstance(x, bool)
 
 
 def settings_of(where: str, table: Any) -> tuple[Setting, ...]:
@@ -212,7 +205,7 @@ def settings_of(where: str, table: Any) -> tuple[Setting, ...]:
     return tuple((path, value(v) if isinstance(v, str) else v) for path, v in table.items())
 
 
-def _arm(given: Any) -> Arm:
+def _arm(given: Any, seeds: Sequence[int]) -> Arm:
     if isinstance(given, Arm):
         return given
     if isinstance(given, Method):
@@ -221,18 +214,47 @@ def _arm(given: Any) -> Arm:
         return Arm(given, entry(given))
     if not isinstance(given, Mapping) or "method" not in given:
         raise ApportionError(f"methods holds {given!r}; give a name, or a table such as {{ method = 'grpo' }}")
-    known_only("key of a method", given, ("method", "label", "set", "tune"))
+    known_only("key of a method", given, ("method", "label", "set", "tune", "seeds"))
     chosen = given["method"]
-    method = chosen if isinstance(chosen, Method) else entry(_text("method", chosen))
-    label = _text("label", given.get("label", method.name))
+    method = chosen if isinstance(chosen, Method) else entry(text("method", chosen))
+    label = text("label", given.get("label", method.name))
     tune = given.get("tune", {})
     if not isinstance(tune, Mapping):
         raise ApportionError(f"tune of {label} is {tune!r}; it must be a table of lists of candidates")
-    return Arm(label, method, settings_of(f"set of {label}", given.get("set", {})), tuple(tune.items()))
+    own = seed_list(f"seeds of {label}", given["seeds"]) if "seeds" in given else None
+    if strange := sorted(set(own or ()) - set(seeds)):
+        raise ApportionError(f"seeds of {label} holds {strange[0]}, which is none of the study's seeds; add it there")
+    return Arm(label, method, settings_of(f"set of {label}", given.get("set", {})), tuple(tune.items()), own)
+
+
+def _models(lm: Any, tasks: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The language-model tasks: what describes each, as plain values, so that study.json can hold it."""
+    is_table("lm", lm)
+    known_only("task in lm", lm, tasks)
+    out: dict[str, dict[str, Any]] = {}
+    for task, table in lm.items():
+        is_table(f"lm.{task}", table)
+        if not re.fullmatch(r"[\w.-]+", task):
+            raise ApportionError(f"lm holds the task {task!r}; its name may have letters, digits and _ . - only")
+        for name in ("steps", *LANGUAGE):
+            if name in table:
+                raise ApportionError(
+                    f"lm.{task} holds {name} = {table[name]!r}; the budget is the study's: give completions or tokens"
+                )
+        out[task] = {}
+        for name, given in table.items():
+            try:
+                out[task][name] = json.loads(json.dumps(given, allow_nan=False))
+            except (TypeError, ValueError):
+                raise ApportionError(
+                    f"lm.{task}.{name} is {type(given).__name__}; every process of a study reads it from a file: "
+                    "give text, such as FILE.py:FUNCTION for a reward"
+                ) from None
+    return out
 
 
 def _evaluation(table: Any, tasks: Sequence[str]) -> Evaluation:
-    _is_table("evaluation", table)
+    is_table("evaluation", table)
     known_only("key of evaluation", table, [f.name for f in dataclasses.fields(Evaluation)])
     out = Evaluation(**table)
     if not whole(out.episodes) or out.episodes < 1:
@@ -240,62 +262,37 @@ def _evaluation(table: Any, tasks: Sequence[str]) -> Evaluation:
     if out.score not in SCORES:
         raise UnknownName("evaluation.score", str(out.score), SCORES)
     for name in ("bounds", "thresholds"):
-        _is_table(f"evaluation.{name}", getattr(out, name))
+        is_table(f"evaluation.{name}", getattr(out, name))
         known_only(f"task in evaluation.{name}", getattr(out, name), tasks)
     for task, pair in out.bounds.items():
-        if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(map(_real, pair)) and pair[0] < pair[1]):
+        if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(map(real, pair)) and pair[0] < pair[1]):
             raise ApportionError(f"evaluation.bounds of {task} is {pair!r}; give the lower and the higher return")
     for task, level in out.thresholds.items():
-        if not _real(level):
+        if not real(level):
             raise ApportionError(f"evaluation.thresholds of {task} is {level!r}; it must be a return")
     return dataclasses.replace(out, bounds={task: (float(a), float(b)) for task, (a, b) in out.bounds.items()})
 
 
-def _tuning(table: Any, arms: Sequence[Arm], tasks: Sequence[str], seeds: Sequence[int]) -> Tuning:
-    _is_table("tuning", table)
-    known_only("key of tuning", table, [f.name for f in dataclasses.fields(Tuning)])
+def _tuning(
+    table: Any, arms: Sequence[Arm], tasks: Sequence[str], seeds: Sequence[int], lm: Mapping[str, Any]
+) -> Tuning:
+    is_table("tuning", table)
+    known_only("key of tuning", table, [*(f.name for f in dataclasses.fields(Tuning) if f.name != "budget"), *UNITS])
     for name in ("trials", "seeds", "candidates"):
         if name not in table:
             raise ApportionError(f"tuning lacks '{name}'")
-    _is_table("tuning.candidates", table["candidates"])
+    is_table("tuning.candidates", table["candidates"])
     numbers = seed_list("tuning.seeds", table["seeds"])
     if shared := sorted(set(numbers) & set(seeds)):
         raise ApportionError(
             f"tuning.seeds and seeds share {shared[0]}; a seed that chose the settings cannot judge them"
         )
-    steps = budgets("tuning.steps", table["steps"], tasks) if "steps" in table else {}
-    out = Tuning(**{**table, "seeds": numbers, "steps": steps, "candidates": tuple(table["candidates"].items())})
+    budget = budgets({unit: table.get(unit) for unit in UNITS}, tasks, lm, "tuning.")
+    own = {name: given for name, given in table.items() if name not in UNITS}
+    out = Tuning(**{**own, "seeds": numbers, "budget": budget, "candidates": tuple(table["candidates"].items())})
     for arm in arms:
         out.drawn(arm.label, arm.tune)
     return out
-
-
-def _real(x: Any) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool) and abs(x) < float("inf")
-
-
-def _is_table(name: str, given: Any) -> None:
-    if not isinstance(given, Mapping):
-        raise ApportionError(f"{name} is {given!r}; it must be a table")
-
-
-def _text(name: str, given: Any) -> str:
-    if not isinstance(given, str) or not given.strip():
-        raise ApportionError(f"{name} is {given!r}; it must be a text")
-    return given
-
-
-def _several(name: str, given: Any) -> list[Any]:
-    if not isinstance(given, list | tuple) or not given:
-        raise ApportionError(f"{name} is {given!r}; it must be a list of at least one")
-    return list(given)
-
-
-def _distinct(name: str, given: Sequence[Any], way_out: str) -> tuple[Any, ...]:
-    for i, x in enumerate(given):
-        if x in given[:i]:
-            raise ApportionError(f"{name} holds {x!r} twice; {way_out}")
-    return tuple(given)
 
 
 def _slug(task: str) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 
+from apportion.study import cells as runs
+from apportion.study.budgets import UNITS, Budget
 from apportion.study.design import Cell, Study
 
 START_SECONDS = 5.0
 """A run's compilation and final evaluation, about; from the cache it is less."""
-LOG_BYTES = 120_000
-"""metrics.jsonl, timing.jsonl and the small files of a run, about."""
 
 
 @cache
@@ -24,22 +24,15 @@ def rates() -> dict[str, float]:
 def seconds(cells: Sequence[Cell], workers: int) -> tuple[float, list[str]]:
     """Seconds with so many at once, and the tasks whose rate is not known (they are left out)."""
     known = [c for c in cells if c.task in rates()]
-    total = sum(START_SECONDS + c.budget / rates()[c.task] for c in known)
-    longest = max((START_SECONDS + c.budget / rates()[c.task] for c in known), default=0.0)
+    total = sum(START_SECONDS + c.budget.amount / rates()[c.task] for c in known)
+    longest = max((START_SECONDS + c.budget.amount / rates()[c.task] for c in known), default=0.0)
     return max(total / workers, longest), sorted({c.task for c in cells} - set(rates()))
 
 
 def disk(cells: Sequence[Cell]) -> int:
-    """Bytes of the run folders: a policy, a checkpoint with Adam's two moments, and the logs."""
-    from apportion.control.checkpoint import networks_template, size
-    from apportion.control.train import prepare
-
-    def parameters(cell: Cell) -> int:
-        policy = prepare(cell.method, cell.task, cell.budget, cell.settings).policy
-        return size(networks_template(policy))
-
+    """Bytes of the run folders."""
     sizes = {(c.arm, c.task): c for c in cells}
-    each = {key: 16 * parameters(cell) + LOG_BYTES for key, cell in sizes.items()}
+    each = {key: runs.domain(cell.budget).disk(cell) for key, cell in sizes.items()}
     return sum(each[c.arm, c.task] for c in cells)
 
 
@@ -59,20 +52,28 @@ def duration(seconds: float) -> str:
     return f"{s // 86400} d {s % 86400 // 3600} h"
 
 
+def total(cells: Sequence[Cell]) -> str:
+    """How much the cells may spend together, of each unit."""
+    sums = [Budget(u, sum(c.budget.amount for c in cells if c.budget.unit == u)) for u in UNITS]
+    return ", ".join(str(b) for b in sums if b.amount)
+
+
 def text(study: Study, cells: Sequence[Cell], workers: int) -> str:
     """The plan: what runs, how much of it, and about what it costs."""
     tuning = [c for c in cells if c.trial is not None]
     compared = [c for c in cells if c.trial is None]
     lines = [study.title, f"  methods  {', '.join(a.label for a in study.arms)}"]
-    lines += [f"  task     {task}, {study.steps[task]:,} environment steps a run" for task in study.tasks]
+    lines += [f"  task     {task}, {study.budget[task]} a run" for task in study.tasks]
     lines += [f"  seeds    {', '.join(map(str, study.seeds))}"]
+    fewer = [a for a in study.arms if a.seeds is not None]
+    lines += [f"  seeds    {', '.join(map(str, a.seeds or ()))} of {a.label}" for a in fewer]
     if study.tuning is not None:
         t = study.tuning
         lines += [f"  tuning   {t.trials} trials of every arm on every task, seeds {', '.join(map(str, t.seeds))}"]
-        lines += [f"  tuning   {len(tuning):,} runs, {sum(c.budget for c in tuning):,} environment steps"]
-    lines += [f"  compared {len(compared):,} runs, {sum(c.budget for c in compared):,} environment steps"]
+        lines += [f"  tuning   {len(tuning):,} runs, {total(tuning)}"]
+    lines += [f"  compared {len(compared):,} runs, {total(compared)}"]
     time, unknown = seconds(cells, workers)
-    lines += [f"  time     about {duration(time)} with {workers} at once, at PPO's rate on one core"]
+    lines += [f"  time     about {duration(time)} with {workers} at once, at PPO's rate on one core"] if time else []
     lines += [f"  time     no estimate for {', '.join(unknown)}" for _ in unknown[:1]]
     lines += [f"  disk     about {disk(cells) / 1e6:,.0f} MB"]
     return "\n".join(lines)

@@ -14,7 +14,9 @@ from typing import Any
 from apportion.core.errors import ApportionError, UnknownName
 from apportion.runs.files import read_json, write_atomic, write_json
 from apportion.runs.folder import agree, described, versions
-from apportion.study.design import Study, known_only, plan
+from apportion.study import budgets
+from apportion.study.checks import known_only
+from apportion.study.design import Arm, Study, plan
 
 STUDY, SOURCE = "study.json", "study.toml"
 
@@ -78,10 +80,11 @@ def record(study: Study) -> dict[str, Any]:
     e, t = study.evaluation, study.tuning
     return {
         "title": study.title,
-        "arms": {a.label: {"method": described(a.method), "changes": _plain(a.changes)} for a in study.arms},
+        "arms": {a.label: _arm(a) for a in study.arms},
         "tasks": list(study.tasks),
         "seeds": list(study.seeds),
-        "steps": {task: study.steps[task] for task in study.tasks},
+        **budgets.plain(study.budget),
+        **({"lm": study.lm} if study.lm else {}),
         "evaluation": {
             "episodes": e.episodes,
             "score": e.score,
@@ -93,17 +96,35 @@ def record(study: Study) -> dict[str, Any]:
         else {
             "trials": t.trials,
             "seeds": list(t.seeds),
-            "steps": dict(t.steps),
+            **budgets.plain(t.budget),
             "draw": t.draw,
             "drawn": {a.label: [_plain(s) for s in t.drawn(a.label, a.tune)] for a in study.arms},
         },
         "imports": list(study.imports),
         "cells": [
-            {"arm": c.arm, "task": c.task, "seed": c.seed, "budget": c.budget, "folder": c.folder, "trial": c.trial}
+            {
+                "arm": c.arm,
+                "task": c.task,
+                "seed": c.seed,
+                "budget": c.budget.amount,
+                "folder": c.folder,
+                "trial": c.trial,
+            }
             for c in (*study.tuning_cells(), *study.cells())
         ],
-        "versions": versions("jax", "jaxlib", "numpy", "optax"),
+        "versions": versions(*_packages(study)),
     }
+
+
+def _arm(arm: Arm) -> dict[str, Any]:
+    told: dict[str, Any] = {"method": described(arm.method), "changes": _plain(arm.changes)}
+    return told if arm.seeds is None else told | {"seeds": list(arm.seeds)}
+
+
+def _packages(study: Study) -> list[str]:
+    """Those that the study's numbers depend on."""
+    control = ["jax", "jaxlib", "numpy", "optax"] if set(study.tasks) - set(study.lm) else ["numpy"]
+    return [*control, "torch", "transformers"] if study.lm else control
 
 
 def _plain(settings: Any) -> dict[str, str]:

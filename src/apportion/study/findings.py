@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from apportion.study import statistics as st
+from apportion.study.budgets import LANGUAGE, UNITS, Budget
 from apportion.study.estimate import duration
 from apportion.study.report import Chart, Curve
 from apportion.study.results import Results
@@ -20,6 +21,18 @@ if TYPE_CHECKING:
 
 EDGES = ("95% from", "to")
 BAND = "Line: mean of the runs; band: 95% bootstrap interval of it."
+NAMES = {"return_mean": "return", "accuracy": "accuracy"}
+"""What is measured, in words."""
+BESIDE = {
+    "accuracy": ("accuracy on the evaluation data", "Straight between two evaluations.", "accuracy"),
+    "length_right": ("length of right answers", "Completions sampled for training whose first reward is 1.", "tokens"),
+    "length_wrong": (
+        "length of wrong answers",
+        "Completions sampled for training whose first reward is less.",
+        "tokens",
+    ),
+}
+"""Title, what is drawn and unit of the curves in `results.FURTHER`."""
 LEVELS = np.linspace(0, 1, 101)
 """Normalised scores at which a performance profile is drawn."""
 
@@ -65,10 +78,10 @@ def parts(
     """Everything that a report shows, in order. methods, tuning: what methods.json and tuning.json hold."""
     out: list[Part] = [headline(found), *(of_task(found, t) for t in found.tasks)]
     out += [curves(found, t) for t in found.tasks] + ([profiles(found)] if found.arms else [])
-    out += [clocks(found, t) for t in found.tasks]
+    out += [chart for t in found.tasks for chart in beside(found, t)] + [clocks(found, t) for t in found.tasks]
     out += [matrix(found), paired(found)] if len(found.arms) > 1 else []
     out += [paired_by_task(found)] if len(found.tasks) > 1 else []
-    out += [tuned(tuning)] if tuning is not None else []
+    out += [tuned(found, tuning)] if tuning is not None else []
     return [*out, cards(methods), provenance(table)]
 
 
@@ -82,20 +95,32 @@ def headline(found: Results) -> Table:
         numbers = [interval(all_[name]) for name in ("iqm", "median", "mean")] if all_ else ["not on every task"] * 3
         rows.append([arm, *numbers, *counts])
     bounds = "; ".join("{} {:.4g} to {:.4g}".format(t, *found.bounds[t]) for t in found.tasks)
+    single = " (of a single run, it three times)" if any(len(x) == 1 for x in found.scores.values()) else ""
     note = (
-        f"{_score(found)} Scores are scaled per task so that these returns count as 0 and 1: {bounds}. IQM: mean of "
+        f"{_score(found)} Scores are scaled per task so that these count as 0 and 1: {bounds}. IQM: mean of "
         "the middle half of all runs; median: of the task means; in brackets, 95% intervals of 2,000 bootstrap samples "
-        "that redraw runs within each task. A diverged run counts as 0; a failed one is left out and counted."
+        f"that redraw runs within each task{single}. A diverged run counts as 0; a failed one is left out and counted."
     )
     header = ["method", "IQM", "median", "mean", "runs done", "diverged", "failed"]
     return Table("results", "All tasks together", note, header, rows, swatches=True)
 
 
 def _score(found: Results) -> str:
-    e = found.record["evaluation"]
-    if e["score"] == "final":
-        return f"A run's score is the mean return of {e['episodes']} episodes of its final policy, most likely actions."
-    return "A run's score is the mean return of the training episodes that ended in the last tenth of its budget."
+    e, kinds = found.record["evaluation"], {(found.budget(t).unit in LANGUAGE, found.measures[t]) for t in found.tasks}
+    judged, unjudged = (True, "accuracy") in kinds, (True, "return_mean") in kinds
+    if e["score"] == "last_tenth":
+        score = "the training episodes that ended in the last tenth of its budget"
+        completions = "; of a language model, of the completions sampled then" if judged or unjudged else ""
+        accuracy = " (their accuracy, where there is evaluation data)" if judged else ""
+        return f"A run's score is the mean return of {score}{completions}{accuracy}."
+    told = []
+    if any(not language for language, _ in kinds):
+        told.append(f"the mean return of {e['episodes']} episodes of its final policy, most likely actions")
+    if judged:
+        told.append("the accuracy of the trained language model on its evaluation data")
+    if unjudged:
+        told.append("the mean reward of what a language model without evaluation data sampled in its last tenth")
+    return f"A run's score is {'; or '.join(told)}." if told else ""
 
 
 def of_task(found: Results, task: str) -> Table:
@@ -104,17 +129,18 @@ def of_task(found: Results, task: str) -> Table:
     for arm in [a for a in found.record["arms"] if (a, task) in found.scores]:
         x = found.on_task(arm, task)
         first = x["steps_to_threshold"]
-        steps = f">{found.record['steps'][task]:,}" if math.isinf(first) else f"{first:,.0f}"
+        steps = f">{found.budget(task).amount:,}" if math.isinf(first) else f"{first:,.0f}"
         numbers = [interval(x[name]) for name in ("iqm", "mean", "area")]
         rows.append(
             [arm, *numbers, steps, f"{x['reached']} of {x['runs']}", str(x["diverged"]), duration(x["seconds"])]
         )
+    unit, name = found.budget(task).unit, NAMES[found.measures[task]]
     note = (
-        f"{found.record['steps'][task]:,} environment steps a run. Area: mean training return over the budget. Steps "
-        f"to {found.threshold(task):.4g}: median over all runs of the first crossing of the training return; one that "
+        f"{found.budget(task)} a run. Area: mean training {name} over the budget. {unit.capitalize()} "
+        f"to {found.threshold(task):.4g}: median over all runs of the first crossing of the training {name}; one that "
         "never crosses counts as later than any other (> where half never do)."
     )
-    header = ["method", "IQM", "mean", "area", "steps to threshold", "reached it", "diverged", "time a run"]
+    header = ["method", "IQM", "mean", "area", f"{unit} to threshold", "reached it", "diverged", "time a run"]
     return Table(f"task-{task}", task, note, header, rows, swatches=len(rows) == len(found.record["arms"]))
 
 
@@ -132,21 +158,41 @@ def _curve(found: Results, arm: str, *lines: np.ndarray) -> Curve:
 
 
 def curves(found: Results, task: str) -> Chart:
-    """Training return against environment steps."""
-    x = grid(found.record["steps"][task])
-    drawn = [_curve(found, arm, x, *_band(found.curves[arm, task])) for arm in _on(found, task)]
-    note = f"Mean return of the episodes that ended lately, actions sampled. {BAND}"
-    return Chart(f"curves-{task}", f"{task}: learning curves", note, "environment steps", "return", drawn, edges=EDGES)
+    """What training measured against the budget spent."""
+    budget, name = found.budget(task), NAMES[found.measures[task]]
+    drawn = [_curve(found, arm, grid(budget.amount), *_band(found.curves[arm, task])) for arm in _on(found, task)]
+    what = "Mean return of the episodes that ended lately, actions sampled."
+    if budget.unit in LANGUAGE:
+        what = f"Mean {name} of the completions sampled for an update, those that a filter threw away included."
+    x = UNITS[budget.unit].words
+    return Chart(f"curves-{task}", f"{task}: learning curves", f"{what} {BAND}", x, name, drawn, edges=EDGES)
+
+
+def beside(found: Results, task: str) -> Iterator[Chart]:
+    """What else language models are looked at by: accuracy on unseen problems, lengths of right and wrong answers."""
+    budget = found.budget(task)
+    for name, (title, what, y) in BESIDE.items():
+        by = found.further[name]
+        lines = [
+            _curve(found, arm, grid(budget.amount), *_band(by[arm, task]))
+            for arm in _on(found, task)
+            if (arm, task) in by
+        ]
+        if lines:
+            id, x = f"{name.replace('_', '-')}-{task}", UNITS[budget.unit].words
+            yield Chart(id, f"{task}: {title}", f"{what} {BAND}", x, y, lines, edges=EDGES)
 
 
 def clocks(found: Results, task: str) -> Chart:
-    """Training return against wall-clock."""
+    """What training measured against wall-clock."""
     drawn = [
         _curve(found, arm, found.seconds[arm, task].mean(axis=0), *_band(found.curves[arm, task]))
         for arm in _on(found, task)
     ]
-    note = f"As the learning curves, against a run's mean wall-clock on one core without compilation. {BAND}"
-    return Chart(f"clock-{task}", f"{task}: return against time", note, "seconds", "return", drawn, edges=EDGES)
+    name = NAMES[found.measures[task]]
+    cores = "" if found.budget(task).unit in LANGUAGE else " on one core"
+    note = f"As the learning curves, against a run's mean wall-clock{cores} without compilation. {BAND}"
+    return Chart(f"clock-{task}", f"{task}: {name} against time", note, "seconds", name, drawn, edges=EDGES)
 
 
 def _on(found: Results, task: str) -> Iterator[str]:
@@ -216,24 +262,17 @@ def _least(pairs: Sequence[Any]) -> str:
     return f"With {n} pairs p cannot be smaller than {2 / 2**n:.2g}." if 0 < n <= 13 else ""
 
 
-def tuned(tuning: Mapping[str, Any]) -> Table:
+def tuned(found: Results, tuning: Mapping[str, Any]) -> Table:
     """What tuning chose, and what it cost."""
-    rows = [
-        [
-            x["arm"],
-            x["task"],
-            ", ".join(f"{k} = {v}" for k, v in x["settings"].items()),
-            str(x["trials"]),
-            f"{x['steps']:,}",
-        ]
-        for x in (
-            {**one, "settings": one["trials"][one["picked"]]["settings"], "trials": len(one["trials"])}
-            for one in tuning["arms"]
-        )
-    ]
-    total = sum(one["steps"] for one in tuning["arms"])
-    note = f"Chosen by the {tuning['rule']}, on seeds that are not compared; {total:,} environment steps in all."
-    return Table("tuning", "Tuning", note, ["method", "task", "chosen", "trials", "environment steps"], rows)
+    rows, total = [], dict.fromkeys(UNITS, 0)
+    for one in tuning["arms"]:
+        unit, trials = found.budget(one["task"]).unit, one["trials"]
+        settings = ", ".join(f"{k} = {v}" for k, v in trials[one["picked"]]["settings"].items())
+        total[unit] += one[unit]
+        rows.append([one["arm"], one["task"], settings, str(len(trials)), str(Budget(unit, one[unit]))])
+    spent = ", ".join(str(Budget(unit, amount)) for unit, amount in total.items() if amount)
+    note = f"Chosen by the {tuning['rule']}, on seeds that are not compared; {spent} in all."
+    return Table("tuning", "Tuning", note, ["method", "task", "chosen", "trials", "spent"], rows)
 
 
 def cards(methods: Mapping[str, Any]) -> Text:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -17,8 +19,8 @@ from apportion.study.design import Cell
 
 TICK = 0.5
 """Seconds after which a runner answers even if no cell has ended."""
-GRACE = 30.0
-"""Seconds that a stopped process has to save its run."""
+GRACE, LANGUAGE_GRACE = 30.0, 900.0
+"""Seconds that a stopped process has to save its run; a language model ends its step first."""
 
 
 def one_core() -> None:
@@ -79,10 +81,13 @@ class _Worker:
 def run_local(cells: Sequence[Cell], root: Path, workers: int) -> Iterator[Cell | None]:
     """Run the cells; yields each that is over, whatever became of it, and None every `TICK` seconds.
 
+    Where there is one process, language models have all cores: their matrices are large enough to be worth it.
+
     A process that dies (out of memory, a crash in native code) fails its cell and is replaced. Interrupted or closed,
     it has every process save its run and end.
     """
-    waiting = deque(cells)
+    threads = (os.cpu_count() or 1) if workers == 1 else 1
+    waiting = deque(dataclasses.replace(cell, threads=threads) for cell in cells)
     team = [_Worker(root) for _ in range(min(workers, len(waiting)))]
     try:
         for worker in team:
@@ -106,13 +111,20 @@ def run_local(cells: Sequence[Cell], root: Path, workers: int) -> Iterator[Cell 
 
 
 def _end(team: list[_Worker]) -> None:
+    slow = [w for w in team if w.cell is not None and w.cell.lm is not None and w.process.is_alive()]
     for worker in team:
         if worker.cell is None:
             worker.orders.close()
         elif worker.process.is_alive():
             os.kill(worker.process.pid, signal.SIGINT)
-    for worker in team:
-        worker.process.join(GRACE)
-        if worker.process.is_alive():
-            worker.process.kill()
-            worker.process.join()
+    if slow:
+        told = "language models end their step, then save; interrupt again not to wait"
+        print(f"apportion: stopping ({told})", file=sys.stderr, flush=True)
+    try:
+        for worker in team:
+            worker.process.join(LANGUAGE_GRACE if worker in slow else GRACE)
+    finally:
+        for worker in team:
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()

@@ -89,7 +89,7 @@ def _again(out: Path) -> str:
 
 def _incomplete(found: Results) -> str:
     """A sentence on runs that have not ended; empty when all have."""
-    wanted = len(found.record["arms"]) * len(found.record["tasks"]) * len(found.record["seeds"])
+    wanted = sum(cell["trial"] is None for cell in found.record["cells"])
     ended = sum(len(s) for s in found.scores.values())
     return "" if ended == wanted else f"{ended} of {wanted} runs have ended; the others are not in any number here."
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from apportion.study import statistics as st
-from apportion.study.table import grid, on_grid
+from apportion.study.budgets import Budget, recorded
+from apportion.study.table import grid, measured, on_grid
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,6 +20,12 @@ Key = tuple[str, str]
 """(arm, task)."""
 BOUNDS = {"CartPole-v1": (0.0, 500.0), "Acrobot-v1": (-500.0, 0.0), "MountainCar-v0": (-200.0, 0.0)}
 """The lowest and highest return that a task's own rules allow."""
+FURTHER = {
+    "accuracy": (("evaluation", "final"), "accuracy"),
+    "length_right": (("training",), "length_right"),
+    "length_wrong": (("training",), "length_wrong"),
+}
+"""Curves of language models beside the one they are scored by: kinds of rows, and column."""
 NEAR_TOP = 0.9
 """Where no threshold is given: the fraction of the way from the lower to the higher bound."""
 
@@ -41,17 +48,21 @@ class Results:
     """What a study found. Runs that failed or have not ended are left out and counted; diverged ones are counted as
     the lower bound of their task, in scores and in curves from there on.
 
-    seeds, scores, whole: by (arm, task), [runs]; whole is a run's seconds. curves, seconds: by (arm, task),
-    [runs, POINTS], the training return and the seconds without compilation at `grid(budget)`. bounds: by task.
-    states: by (arm, task), how many runs are in which state.
+    measures: by task, the column that scores and curves are of: "return_mean", or "accuracy". seeds, scores, whole: by
+    (arm, task), [runs]; whole is a run's seconds. curves, seconds: by (arm, task), [runs, POINTS], what was measured in
+    training and the seconds without compilation at `grid(budget)`. further: by name in `FURTHER`, the same of what
+    language models are looked at beside; runs that never had it are left out. bounds: by task. states: by (arm, task),
+    how many runs are in which state.
     """
 
     record: Mapping[str, Any]
+    measures: dict[str, str]
     seeds: dict[Key, np.ndarray]
     scores: dict[Key, np.ndarray]
     curves: dict[Key, np.ndarray]
     seconds: dict[Key, np.ndarray]
     whole: dict[Key, np.ndarray]
+    further: dict[str, dict[Key, np.ndarray]]
     bounds: dict[str, tuple[float, float]]
     states: dict[Key, dict[str, int]]
 
@@ -66,8 +77,12 @@ class Results:
         found = {task for _, task in self.scores}
         return [t for t in self.record["tasks"] if t in found]
 
+    def budget(self, task: str) -> Budget:
+        """What each run of a task may spend."""
+        return recorded(self.record)[task]
+
     def threshold(self, task: str) -> float:
-        """The return whose first crossing is timed."""
+        """The score whose first crossing is timed."""
         low, high = self.bounds[task]
         return float(self.record["evaluation"]["thresholds"].get(task, low + NEAR_TOP * (high - low)))
 
@@ -85,10 +100,11 @@ class Results:
         return {f.__name__: st.estimate(f, scores) for f in (st.iqm, st.median, st.mean)}
 
     def on_task(self, arm: str, task: str) -> dict[str, Any]:
-        """An arm on a task in the task's own units: IQM and mean of the score, area under the curve, and steps to the
-        threshold (median over runs, infinite if half never got there; and how many of the runs did)."""
+        """An arm on a task in the task's own units: IQM and mean of the score, area under the curve, and steps (or
+        completions, or tokens) to the threshold (median over runs, infinite if half never got there; and how many of
+        the runs did)."""
         score, curve = self.scores[arm, task], self.curves[arm, task]
-        x = grid(self.record["steps"][task])
+        x = grid(self.budget(task).amount)
         first = np.array([st.reached(x, c, self.threshold(task)) for c in curve])
         return {
             "iqm": st.estimate(st.iqm, [score]),
@@ -135,28 +151,49 @@ def results(table: pd.DataFrame, record: Mapping[str, Any]) -> Results:
     states = _states(table)
     ended = table[table["state"].isin(["done", "diverged"])]
     runs = dict(list(ended.groupby(["arm", "task", "seed"], observed=True)))
-    tail = record["evaluation"]["score"] == "last_tenth"
-    raw = {key: _score(run, record["steps"][key[1]], tail) for key, run in runs.items()}
-    bounds = _bounds(raw, record)
+    budget, tail = recorded(record), record["evaluation"]["score"] == "last_tenth"
+    measures = {t: _measure(table[table["task"] == t]) for t in record["tasks"]}
+    raw = {key: _score(run, budget[key[1]], measures[key[1]], tail) for key, run in runs.items()}
+    bounds = _bounds(raw, record, measures)
     seeds: dict[Key, list[int]] = {}
     scores: dict[Key, list[float]] = {}
     curves: dict[Key, list[np.ndarray]] = {}
     seconds: dict[Key, list[np.ndarray]] = {}
     whole: dict[Key, list[float]] = {}
+    further: dict[str, dict[Key, list[np.ndarray]]] = {name: {} for name in FURTHER}
     for (arm, task, seed), run in runs.items():
-        low, budget = bounds[task][0], record["steps"][task]
-        score = raw[arm, task, seed]
+        low, score = bounds[task][0], raw[arm, task, seed]
         seeds.setdefault((arm, task), []).append(seed)
         scores.setdefault((arm, task), []).append(low if np.isnan(score) else score)
-        curve, clock = _curve(run, budget, low)
+        curve, clock = _curve(run, budget[task], measures[task], low)
         curves.setdefault((arm, task), []).append(curve)
         seconds.setdefault((arm, task), []).append(clock)
         whole.setdefault((arm, task), []).append(run["seconds"].max())
+        for name, (kinds, column) in FURTHER.items():
+            if (line := _line(run, budget[task], kinds, column)) is not None:
+                further[name].setdefault((arm, task), []).append(line)
 
     def stack(by: dict[Key, list[Any]]) -> dict[Key, np.ndarray]:
         return {key: np.array(x) for key, x in by.items()}
 
-    return Results(record, stack(seeds), stack(scores), stack(curves), stack(seconds), stack(whole), bounds, states)
+    beside = {name: stack(by) for name, by in further.items()}
+    return Results(
+        record,
+        measures,
+        stack(seeds),
+        stack(scores),
+        stack(curves),
+        stack(seconds),
+        stack(whole),
+        beside,
+        bounds,
+        states,
+    )
+
+
+def _measure(table: pd.DataFrame) -> str:
+    """What a task is scored by; tables of before there were language models lack the column."""
+    return measured(table["kind"], table["accuracy"]) if "accuracy" in table else "return_mean"
 
 
 def _states(table: pd.DataFrame) -> dict[Key, dict[str, int]]:
@@ -168,34 +205,49 @@ def _states(table: pd.DataFrame) -> dict[Key, dict[str, int]]:
     return out
 
 
-def _score(run: pd.DataFrame, budget: int, tail: bool) -> float:
+def _score(run: pd.DataFrame, budget: Budget, measure: str, tail: bool) -> float:
     """The run's score; nan if it diverged."""
     if run["state"].iloc[0] == "diverged":
         return np.nan
-    if not tail:
-        return float(run.loc[run["kind"] == "final", "return_mean"].iloc[0])
+    final = run.loc[run["kind"] == "final", measure]
+    if not tail and len(final):
+        return float(final.iloc[0])
     rows = run[run["kind"] == "training"]
-    last = rows[rows["steps"] > 0.9 * budget] if (rows["steps"] > 0.9 * budget).any() else rows.tail(1)
-    return float(np.average(last["return_mean"], weights=last["episodes"])) if len(last) else np.nan
+    late = rows[budget.unit] > 0.9 * budget.amount
+    last = rows[late] if late.any() else rows.tail(1)
+    return float(np.average(last[measure], weights=last["episodes"])) if len(last) else np.nan
 
 
-def _bounds(raw: dict[Any, float], record: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """The returns that count as 0 and 1: given, the task's own, or else the lowest and highest score found."""
-    out = dict(BOUNDS) | {task: (low, high) for task, (low, high) in record["evaluation"]["bounds"].items()}
+def _bounds(
+    raw: dict[Any, float], record: Mapping[str, Any], measures: Mapping[str, str]
+) -> dict[str, tuple[float, float]]:
+    """The scores that count as 0 and 1: given, the task's own, or else the lowest and highest that were found."""
+    out = BOUNDS | {task: (0.0, 1.0) for task, measure in measures.items() if measure == "accuracy"}
+    out |= {task: (low, high) for task, (low, high) in record["evaluation"]["bounds"].items()}
     for task in record["tasks"]:
         found = [x for (_, t, _), x in raw.items() if t == task and np.isfinite(x)] or [1.0]
         out.setdefault(task, (min(found), max(found)) if min(found) < max(found) else (min(found) - 1.0, min(found)))
     return {task: out[task] for task in record["tasks"]}
 
 
-def _curve(run: pd.DataFrame, budget: int, low: float) -> tuple[np.ndarray, np.ndarray]:
-    """Training return and seconds at the grid's points [POINTS].
+def _curve(run: pd.DataFrame, budget: Budget, measure: str, low: float) -> tuple[np.ndarray, np.ndarray]:
+    """What training measured, and seconds, at the grid's points [POINTS].
 
-    Past a divergence, and where no episode ever ended, the return is the lower bound.
+    Past a divergence, and where no episode ever ended, the measure is at the lower bound.
     """
     rows = run[run["kind"] == "training"]
     if not len(rows):
-        return np.full(len(grid(budget)), low), np.zeros(len(grid(budget)))
-    steps, diverged = rows["steps"].to_numpy(float), run["state"].iloc[0] == "diverged"
-    curve = on_grid(steps, rows["return_mean"].to_numpy(float), budget, low if diverged else None)
-    return curve, on_grid(steps, (rows["seconds"] - rows["compile_seconds"]).to_numpy(float), budget)
+        return np.full(len(grid(budget.amount)), low), np.zeros(len(grid(budget.amount)))
+    spent, diverged = rows[budget.unit].to_numpy(float), run["state"].iloc[0] == "diverged"
+    curve = on_grid(spent, rows[measure].to_numpy(float), budget.amount, low if diverged else None)
+    return curve, on_grid(spent, (rows["seconds"] - rows["compile_seconds"]).to_numpy(float), budget.amount)
+
+
+def _line(run: pd.DataFrame, budget: Budget, kinds: tuple[str, ...], column: str) -> np.ndarray | None:
+    """A column of a run's rows of these kinds at the grid's points [POINTS]; None where there is no number in it."""
+    if column not in run:
+        return None
+    rows = run[run["kind"].isin(kinds)].dropna(subset=[column])
+    if not len(rows):
+        return None
+    return on_grid(rows[budget.unit].to_numpy(float), rows[column].to_numpy(float), budget.amount)

@@ -97,8 +97,9 @@ def choose(study: Study, out: Path, tasks: Sequence[str]) -> dict[tuple[str, str
         best = pick(areas)
         chosen[arm.label, task] = settings[best]
         trials = [{"settings": _text(s), "areas": a} for s, a in zip(settings, areas, strict=True)]
-        spent = sum(cells.spent(out / c.folder) for trial in runs for c in trial)
-        told.append({"arm": arm.label, "task": task, "picked": best, "steps": spent, "trials": trials})
+        unit = study.budget[task].unit
+        spent = sum(cells.spent(out / c.folder, unit) for trial in runs for c in trial)
+        told.append({"arm": arm.label, "task": task, "picked": best, unit: spent, "trials": trials})
     write_json(out / TUNING, {"rule": "largest mean area under the training curve", "arms": told})
     return chosen
 
@@ -121,12 +122,12 @@ def describe_methods(study: Study, out: Path) -> None:
     if (out / METHODS).exists():
         return
     from apportion.audit.report import audit
-    from apportion.control.presets import resolve
     from apportion.study.card import card
 
     told = {}
+    first = {c.arm: c for c in reversed(study.cells()) if c.task == study.tasks[0]}
     for arm in study.arms:
-        method = resolve(arm.method, study.tasks[0], arm.changes).method
+        method = cells.domain(first[arm.label].budget).method(first[arm.label])
         try:
             found = audit(method).lines()
         except ApportionError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from apportion.core.errors import ApportionError
 from apportion.runs.files import CONFIG, write_atomic
 from apportion.study import cells
+from apportion.study.budgets import Budget, recorded
 from apportion.study.files import read_record
 
 if TYPE_CHECKING:
@@ -23,16 +25,17 @@ POINTS = 100
 COLUMNS = {
     "phase": "study or tuning",
     "arm": "the method's label in the study",
-    "task": "Gymnasium id",
+    "task": "Gymnasium id, or the name of a language-model task",
     "seed": "of the run",
     "trial": "of tuning, -1 in the study",
-    "kind": "training: episodes that ended since the row before, actions sampled; final: the trained policy, most "
-    "likely actions",
-    "steps": "environment steps spent",
+    "kind": "training: episodes that ended since the row before, actions sampled (completions of an update, of a "
+    "language model); final: the trained policy, most likely actions (answers to the evaluation data); evaluation: as "
+    "final, before the end",
+    "steps": "environment steps spent (updates made, of a language model)",
     "return_mean": "mean return of the episodes",
-    "return_low": "lower edge of its 95% interval (final)",
-    "return_high": "upper edge of its 95% interval (final)",
-    "episodes": "how many",
+    "return_low": "lower edge of its 95% interval (final, control)",
+    "return_high": "upper edge of its 95% interval (final, control)",
+    "episodes": "how many; completions, of a language model (problems, where it is evaluated)",
     "seconds": "wall-clock of the run so far, compilation included",
     "compile_seconds": "of it, compilation",
     "state": "of the run: done, diverged, failed, running, stopped, waiting",
@@ -43,10 +46,20 @@ COLUMNS = {
     "commit": "of the code",
     "versions": "of the packages",
     "machine": "class of the machine",
+    "completions": "sampled so far, of a language model, as are all below",
+    "tokens": "response tokens sampled so far",
+    "accuracy": "fraction of answers whose first reward reached 1",
+    "accuracy_low": "lower edge of its 95% interval (evaluation, final)",
+    "accuracy_high": "upper edge of its 95% interval (evaluation, final)",
+    "length_mean": "mean response length in tokens",
+    "length_right": "of right answers",
+    "length_wrong": "of wrong answers",
 }
 """Columns of the table and what they hold."""
-CLOCK = ("seconds", "compile_seconds")
+_LANGUAGE = tuple(COLUMNS)[tuple(COLUMNS).index("completions") :]
 _TEXTS = ("phase", "arm", "task", "kind", "state", "message", "method", "setup", "commit", "versions", "machine")
+_NONE = {"kind": "none", "steps": 0, "episodes": 0}
+"""The row of a run without any evaluation."""
 
 
 def pandas() -> Any:
@@ -70,13 +83,14 @@ def load(out: str | os.PathLike[str]) -> pd.DataFrame:
     if not (out / "cells").exists() and (out / TABLE).exists():
         return pandas().read_parquet(out / TABLE)
     columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+    budget = recorded(record)
     for cell in record["cells"]:
-        rows = _rows(out / cell["folder"])
+        rows = cells.domain(budget[cell["task"]]).evaluations(out / cell["folder"]) or [_NONE]
         shared = _shared(cell, out / cell["folder"])
         for name, column in columns.items():
-            column += [shared[name]] * len(rows) if name in shared else [row[name] for row in rows]
+            column += [shared[name]] * len(rows) if name in shared else [row.get(name) for row in rows]
     table = pandas().DataFrame(columns)
-    return table.astype(dict.fromkeys(_TEXTS, "category"))
+    return table.astype(dict.fromkeys(_TEXTS, "category") | dict.fromkeys(_LANGUAGE, float))
 
 
 def save(table: pd.DataFrame, out: Path) -> None:
@@ -111,28 +125,8 @@ def _shared(cell: dict[str, Any], folder: Path) -> dict[str, Any]:
     }
 
 
-def _rows(folder: Path) -> list[dict[str, Any]]:
-    """The evaluations of one run."""
-    none = {"return_low": None, "return_high": None}
-    out = [
-        none
-        | {"kind": "training", "steps": r["env_steps"], "return_mean": r["return_mean"]}
-        | {name: r[name] for name in ("episodes", "seconds", "compile_seconds")}
-        for r in cells.rows(folder)
-        if r["return_mean"] is not None
-    ]
-    if (end := cells.summary(folder)) is not None:
-        low, high = end["return_ci"]
-        out.append(
-            {"kind": "final", "steps": end["env_steps"], "return_mean": end["return_mean"], "return_low": low}
-            | {"return_high": high, "episodes": end["episodes"]}
-            | {"seconds": end["wall_seconds"], "compile_seconds": end["compile_seconds"]}
-        )
-    return out or [none | {"kind": "none", "steps": 0, "return_mean": None, "episodes": 0} | dict.fromkeys(CLOCK)]
-
-
 def grid(budget: int) -> np.ndarray:
-    """Steps [POINTS] at which curves are compared."""
+    """Amounts of budget spent [POINTS] at which curves are compared."""
     return np.linspace(0, budget, POINTS + 1)[1:]
 
 
@@ -146,10 +140,19 @@ def on_grid(steps: np.ndarray, values: np.ndarray, budget: int, after: float | N
     return y if after is None else np.where(x > steps[-1], after, y)
 
 
-def area(folder: Path, budget: int) -> float:
-    """Mean training return over the budget of the run in a folder: the area under its curve; -inf if it diverged."""
-    rows = [r for r in cells.rows(folder) if r["return_mean"] is not None]
+def measured(kinds: Iterable[str], accuracies: Iterable[float | None]) -> str:
+    """The column that a task's scores and curves are of, from those two columns: the accuracy of a language model that
+    has evaluation data, else the return."""
+    judged = any(k != "training" and a is not None and a == a for k, a in zip(kinds, accuracies, strict=True))
+    return "accuracy" if judged else "return_mean"
+
+
+def area(folder: Path, budget: Budget) -> float:
+    """Mean height of the training curve over the budget of the run in a folder; -inf if it diverged."""
+    rows = cells.domain(budget).evaluations(folder)
+    column = measured([r["kind"] for r in rows], [r.get("accuracy") for r in rows])
+    rows = [r for r in rows if r["kind"] == "training"]
     if not rows or cells.state(folder).get("state") == "diverged":
         return -np.inf
-    steps, values = (np.array([r[k] for r in rows], float) for k in ("env_steps", "return_mean"))
-    return float(on_grid(steps, values, budget).mean())
+    steps, values = (np.array([r[name] for r in rows], float) for name in (budget.unit, column))
+    return float(on_grid(steps, values, budget.amount).mean())

@@ -10,6 +10,7 @@ from typing import Any
 
 from apportion.core.errors import ApportionError
 from apportion.core.values import value
+from apportion.study.budgets import Budget
 
 Setting = tuple[str, Any]
 """(path, value), such as ("sampler.group", 8)."""
@@ -20,7 +21,7 @@ class Tuning:
     """Trials before the comparison.
 
     Every arm draws `trials` combinations without replacement from the product of its candidates and runs each on
-    `seeds`, which the comparison does not use, for `steps` (by task; the study's own where none are given). The
+    `seeds`, which the comparison does not use, for `budget` (by task; the study's own where none is given). The
     combination with the largest mean area under the training curve is chosen; of equal ones, the first.
 
     candidates: (path, list of values); "setup.envs, sampler.horizon" with a list of pairs moves two paths together.
@@ -30,7 +31,7 @@ class Tuning:
     trials: int
     seeds: tuple[int, ...]
     candidates: tuple[tuple[str, Any], ...]
-    steps: Mapping[str, int] = field(default_factory=dict)
+    budget: Mapping[str, Budget] = field(default_factory=dict)
     draw: int = 0
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from apportion.core.errors import InUse
 from apportion.runs.folder import locked
+from apportion.study.budgets import UNITS, recorded
 from apportion.study.cells import OVER, Progress
 from apportion.study.design import Cell
 from apportion.study.estimate import duration
@@ -25,8 +26,16 @@ ORDER = ("running", "failed", "diverged", "stopped", "done", "waiting")
 
 def progress(out: Path) -> list[Progress]:
     """Every cell of the study in a folder, by its own record. Raises ApportionError where there is no study."""
-    cells = read_record(out)["cells"]
-    return [Progress(out / c["folder"], _name(c["arm"], c["task"], c["seed"], c["trial"]), c["budget"]) for c in cells]
+    record = read_record(out)
+    units = recorded(record)
+    return [
+        Progress(
+            out / c["folder"],
+            _name(c["arm"], c["task"], c["seed"], c["trial"]),
+            units[c["task"]]._replace(amount=c["budget"]),
+        )
+        for c in record["cells"]
+    ]
 
 
 def _name(arm: str, task: str, seed: int, trial: int | None) -> str:
@@ -38,18 +47,23 @@ class Screen:
 
     def __init__(self, title: str, rows: Sequence[Progress]) -> None:
         self.title, self.rows, self._begun = title, rows, time.monotonic()
-        self._first: int | None = None
+        self._first: dict[str, int] = {}
 
     def headline(self) -> str:
         """Counts, budget spent, rate and time left in a line."""
-        done, of = sum(min(r.done, r.budget) for r in self.rows), sum(r.budget for r in self.rows)
-        self._first = done if self._first is None else self._first
-        rate = (done - self._first) / max(time.monotonic() - self._begun, 1e-9)
-        left = sum(max(r.budget - r.done, 0) for r in self.rows if r.state not in (*OVER, "failed"))
-        speed = f", {rate:,.0f}/s, {duration(left / rate)} left" if rate > 0 and left else ""
         counts = Counter(r.state for r in self.rows)
-        told = ", ".join(f"{counts[s]} {s}" for s in ORDER if counts[s])
-        return f"{told}; {done:,}/{of:,} steps{speed}"
+        told = [", ".join(f"{counts[s]} {s}" for s in ORDER if counts[s])]
+        now = time.monotonic()
+        for unit in UNITS:
+            rows = [r for r in self.rows if r.budget.unit == unit]
+            if not rows:
+                continue
+            done, of = sum(min(r.done, r.budget.amount) for r in rows), sum(r.budget.amount for r in rows)
+            rate = (done - self._first.setdefault(unit, done)) / max(now - self._begun, 1e-9)
+            left = sum(max(r.budget.amount - r.done, 0) for r in rows if r.state not in (*OVER, "failed"))
+            speed = f", {_rate(rate)}, {duration(left / rate)} left" if rate > 0 and left else ""
+            told.append(f"{done:,}/{of:,} {unit}{speed}")
+        return "; ".join(told)
 
     def __rich__(self) -> Any:
         from rich import box
@@ -61,7 +75,7 @@ class Screen:
             row.poll()
         out = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
         out.add_column("cell", no_wrap=True, overflow="ellipsis", ratio=1)
-        for name in ("state", "steps", "rate", "left", "return", "best"):
+        for name in ("state", "spent", "rate", "left", "return", "best"):
             out.add_column(name, justify="right", no_wrap=True)
         most = max(os.get_terminal_size().lines - 6, 5) if sys.stderr.isatty() else 1_000
         shown = sorted(self.rows, key=lambda r: ORDER.index(r.state))[:most]
@@ -75,18 +89,27 @@ class Screen:
 def _cells(r: Progress) -> list[Any]:
     from rich.text import Text
 
-    left = duration((r.budget - r.done) / r.rate) if r.state == "running" and r.rate and r.done < r.budget else ""
+    of = r.budget.amount
+    left = duration((of - r.done) / r.rate) if r.state == "running" and r.rate and r.done < of else ""
     state = "starting" if r.state == "running" and not r.done else r.state
     numbers = ["" if x is None else f"{x:.4g}" for x in (r.latest, r.best)]
-    rate = f"{r.rate:,.0f}/s" if r.rate else ""
     return [
         r.name,
         Text(state, style=MARKS.get(r.state, "dim")),
-        f"{min(r.done / r.budget, 1):.0%}",
-        rate,
+        f"{min(r.done / of, 1):.0%}",
+        _rate(r.rate) if r.rate else "",
         left,
         *numbers,
     ]
+
+
+def _rate(rate: float) -> str:
+    """Budget a second, or what each takes where that is long.
+
+    >>> _rate(1234.5), _rate(0.8)
+    ('1,234/s', '1.2 s each')
+    """
+    return f"{rate:,.0f}/s" if rate >= 10 else f"{1 / rate:.2g} s each"
 
 
 class View:
