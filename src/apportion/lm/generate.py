@@ -13,11 +13,11 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from apportion.core.errors import ApportionError, InvalidData
 from apportion.lm.models import LanguageModel
 from apportion.lm.packing import Cache, head
+from apportion.lm.products import linear
 
 Seed = int | tuple[int, ...]
 FIRST = 1024

@@ -14,7 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
+
+from apportion.lm.products import linear
 
 NAME = "apportion"
 PIECE = 512

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from apportion.lm.generate import Completions, Sampling
 from apportion.lm.models import LanguageModel
 from apportion.lm.packing import Packed, Row, head, hidden
+from apportion.lm.products import linear, multiply
 
 CHUNK = 1 << 24
 """Logits that exist at a time (64 MiB in float32)."""
@@ -177,9 +177,9 @@ class _Chosen(torch.autograd.Function):
                 slope.scatter_add_(1, target[cut, None], by_logp[cut, None])
             slope = slope.div_(ctx.sampling.temperature).to(weight.dtype)
             if to_state is not None:
-                to_state[cut] = slope @ weight
+                to_state[cut] = multiply(slope, weight.T)
             if to_weight is not None:
-                to_weight.addmm_(slope.T, state[cut])
+                to_weight += multiply(slope.T, state[cut].T)
             if to_bias is not None:
                 to_bias += slope.sum(0)
         return to_state, to_weight, to_bias, None, None
