@@ -21,6 +21,8 @@ from apportion.lm.products import linear
 NAME = "apportion"
 PIECE = 512
 """Response tokens of a group whose attention is worked out together; siblings in one piece cost masked products."""
+COPIES = 4
+"""How many times a group's keys siblings may hold side by side, each with its prompt's: speed for memory."""
 
 
 class Plan(Protocol):
@@ -68,7 +70,7 @@ class Row:
 class Piece:
     """Queries [start, stop) of a packed row and the keys they may see: a prompt's, then their own.
 
-    mask: [stop - start, keys] bool, or None for plainly causal.
+    mask: [queries, keys] bool, or None for plainly causal.
     """
 
     start: int
@@ -76,10 +78,50 @@ class Piece:
     prompt: slice
     mask: Tensor | None
 
-    def keys(self, x: Tensor) -> Tensor:
-        """The key (or value) rows of x [1, K, S, D] that this piece sees."""
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """The attention output [1, H, stop - start, D] of these queries, of a whole row's."""
+        causal = self.mask is None
+        seen = (self._keys(x) for x in (key, value))
+        own = query[:, :, self.start : self.stop]
+        return _attention(own, *seen, mask=self.mask, causal=causal, scale=scale)
+
+    def _keys(self, x: Tensor) -> Tensor:
         own = x[:, :, self.start : self.stop]
         return own if self.prompt.start == self.start else torch.cat([x[:, :, self.prompt], own], dim=2)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Siblings one beside another, [n, longest]: none is multiplied with another, but each has a copy of the prompt's keys.
+
+    at: [n · longest] where each stands in the row (padding anywhere); back: the inverse, for the siblings' own tokens.
+    """
+
+    siblings: int
+    prompt: slice
+    at: Tensor
+    back: Tensor
+    mask: Tensor
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """See `Piece`."""
+        n = self.siblings
+        own = (x[0].index_select(1, self.at).unflatten(1, (n, -1)).transpose(0, 1) for x in (query, key, value))
+        q, *keys = own
+        k, v = (
+            torch.cat([x[:, :, self.prompt].expand(n, -1, -1, -1), o], dim=2)
+            for x, o in zip((key, value), keys, strict=True)
+        )
+        out = _attention(q, k, v, mask=self.mask, causal=False, scale=scale)
+        return out.transpose(0, 1).flatten(1, 2).index_select(1, self.back)[None]
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, causal: bool, scale: float | None
+) -> Tensor:
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=True
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +136,7 @@ class Packed:
     positions: Tensor
     at: Tensor
     target: Tensor
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Piece | Grid, ...]
 
     @staticmethod
     def of(rows: Sequence[Row], device: torch.device) -> Packed:
@@ -102,7 +144,7 @@ class Packed:
         ids: list[np.ndarray] = []
         positions: list[np.ndarray] = []
         at: list[np.ndarray] = []
-        pieces: list[Piece] = []
+        pieces: list[Piece | Grid] = []
         begin = 0
         for row in rows:
             P, end = len(row.prompt), begin + len(row.prompt)
@@ -123,39 +165,38 @@ class Packed:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """See `Plan`."""
-        out = [
-            scaled_dot_product_attention(
-                query[:, :, p.start : p.stop],
-                p.keys(key),
-                p.keys(value),
-                attn_mask=p.mask,
-                is_causal=p.mask is None,
-                scale=scale,
-                enable_gqa=True,
-            )
-            for p in self.pieces
-        ]
+        out = [p.attend(query, key, value, scale) for p in self.pieces]
         return out[0] if len(out) == 1 else torch.cat(out, dim=2)
 
 
-def _pieces(begin: int, P: int, lengths: Sequence[int], device: torch.device) -> list[Piece]:
+def _pieces(begin: int, P: int, lengths: Sequence[int], device: torch.device) -> list[Piece | Grid]:
     """The attention of one group: its prompt, then its siblings, as many at a time as make a piece."""
     prompt = slice(begin, begin + P)
-    pieces, held = [Piece(prompt.start, prompt.stop, prompt, None)], [0]
+    pieces: list[Piece | Grid] = [Piece(prompt.start, prompt.stop, prompt, None)]
+    start, held = prompt.stop, [0]
     for length in [*lengths, PIECE]:  # a last one that never fits, to close the piece at hand
         if sum(held) and sum(held) + length > PIECE:
-            pieces.append(_siblings(pieces[-1].stop, prompt, held, device))
-            held = []
+            pieces.append(_siblings(start, prompt, [x for x in held if x], device))
+            start, held = start + sum(held), []
         held.append(length)
     return pieces
 
 
-def _siblings(start: int, prompt: slice, lengths: Sequence[int], device: torch.device) -> Piece:
-    """Siblings of some lengths, each of which sees the prompt and, up to where it is, itself."""
-    whose = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(device)
+def _siblings(start: int, prompt: slice, lengths: Sequence[int], device: torch.device) -> Piece | Grid:
+    """Siblings of some lengths, each of which sees the prompt and, up to where it is, itself.
+
+    Side by side where that is less to multiply, unless the prompt is so long that copies of its keys fill the memory.
+    """
+    n, P, whole, longest = len(lengths), prompt.stop - prompt.start, sum(lengths), max(lengths)
+    index, size = torch.arange(whole, device=device), torch.tensor(lengths, device=device)
+    whose = torch.repeat_interleave(torch.arange(n, device=device), size)
+    if n * longest * (P + longest) < whole * (P + whole) and n * (P + longest) <= COPIES * (P + whole):
+        back = whose * longest + index - (torch.cumsum(size, 0) - size)[whose]
+        at = torch.full((n * longest,), start, device=device).index_copy_(0, back, start + index)
+        mask = torch.ones(longest, P + longest, dtype=torch.bool, device=device).tril(P)
+        return Grid(n, prompt, at, back, mask)
     own = (whose[:, None] == whose[None]).tril()
-    seen = own.new_ones(len(whose), prompt.stop - prompt.start)
-    return Piece(start, start + len(whose), prompt, torch.cat([seen, own], dim=1))
+    return Piece(start, start + whole, prompt, torch.cat([own.new_ones(whole, P), own], dim=1))
 
 
 class Cache:

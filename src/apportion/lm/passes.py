@@ -21,8 +21,12 @@ from apportion.lm.models import LanguageModel
 from apportion.lm.packing import Packed, Row, head, hidden
 from apportion.lm.products import linear, multiply
 
-CHUNK = 1 << 24
-"""Logits that exist at a time (64 MiB in float32)."""
+CHUNK = 1 << 25
+"""Logits that exist at a time (128 MiB in float32)."""
+KEPT = 1 << 26
+"""Probabilities that a forward pass keeps for its backward pass; beyond these the logits are worked out again."""
+BLOCK = 1 << 18
+"""Logits that one operation goes through at a time on a CPU (1 MiB in float32)."""
 _OUT = -1e30  # a logit that cannot be sampled: finite, because 0 times infinity is not 0
 
 
@@ -137,57 +141,90 @@ def _truncated(logits: Tensor, target: Tensor, sampling: Sampling) -> Tensor:
 
 
 class _Chosen(torch.autograd.Function):
-    """`from_logits(hidden @ weight.T + bias, target, sampling)`, a chunk of logits at a time."""
+    """`from_logits(hidden @ weight.T + bias, target, sampling)`, a chunk of logits at a time.
+
+    With p the distribution: d logp = [target] - p, d entropy = -p (log p + entropy), so p is what backward needs.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, state: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, sampling: Sampling
     ) -> tuple[Tensor, Tensor]:
-        logp, entropy, total = (torch.empty(len(state), device=state.device) for _ in range(3))
+        logp, entropy = (torch.empty(len(state), device=state.device) for _ in range(2))
+        kept: dict[int, Tensor] = {}
         for cut in _chunks(state, weight):
-            logits = _truncated(sampling.tempered(linear(state[cut], weight, bias)), target[cut], sampling)
-            total[cut] = torch.logsumexp(logits, dim=-1)
-            logits -= total[cut, None]
-            logp[cut] = torch.gather(logits, 1, target[cut, None])[:, 0]
-            entropy[cut] = -torch.linalg.vecdot(torch.exp(logits), logits)
-        ctx.save_for_backward(state, weight, bias, target, total, entropy)
-        ctx.sampling = sampling
+            p, logp[cut], entropy[cut] = _distribution(state[cut], weight, bias, target[cut], sampling)
+            if any(ctx.needs_input_grad) and cut.stop * len(weight) <= KEPT:
+                kept[cut.start] = p
+            del p
+        ctx.save_for_backward(state, weight, bias, target, logp, entropy)
+        ctx.sampling, ctx.kept = sampling, kept
         ctx.set_materialize_grads(False)
         return logp, entropy
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        state, weight, bias, target, total, entropy = ctx.saved_tensors
-        by_logp, by_entropy = gradients
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, by_logp: Tensor | None, by_entropy: Tensor | None) -> Any:
+        state, weight, bias, target, logp, entropy = ctx.saved_tensors
         needs_state, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        to_state = torch.zeros_like(state) if needs_state else None
-        to_weight = torch.zeros_like(weight) if needs_weight else None
-        to_bias = torch.zeros_like(bias) if needs_bias else None
+        to_state = torch.empty_like(state) if needs_state else None
+        to_weight = to_bias = None
         for cut in _chunks(state, weight):
-            logits = ctx.sampling.tempered(linear(state[cut], weight, bias))
-            logits = _truncated(logits, target[cut], ctx.sampling).sub_(total[cut, None])
-            share = torch.exp(logits)
-            # d logp = [target] - share;  d entropy = -share (log share + entropy)
-            if by_entropy is None:
-                slope = torch.zeros_like(share)
-            else:
-                slope = logits.add_(entropy[cut, None]).mul_(share).mul_(-by_entropy[cut, None])
-            if by_logp is not None:
-                slope.addcmul_(share, by_logp[cut, None], value=-1)
-                slope.scatter_add_(1, target[cut, None], by_logp[cut, None])
-            slope = slope.div_(ctx.sampling.temperature).to(weight.dtype)
+            p = ctx.kept.pop(cut.start, None)  # not kept beyond this: the slope takes its place
+            if p is None:
+                p = _distribution(state[cut], weight, bias, target[cut], ctx.sampling)[0]
+            by = (x if x is None else x[cut, None] / ctx.sampling.temperature for x in (by_logp, by_entropy))
+            slope = _slope(p, logp[cut, None], entropy[cut, None], target[cut, None], *by)
             if to_state is not None:
                 to_state[cut] = multiply(slope, weight.T)
-            if to_weight is not None:
-                to_weight += multiply(slope.T, state[cut].T)
-            if to_bias is not None:
-                to_bias += slope.sum(0)
+            if needs_weight:
+                part = multiply(slope.T, state[cut].T)
+                to_weight = part if to_weight is None else to_weight.add_(part)
+            if needs_bias:
+                to_bias = slope.sum(0) if to_bias is None else to_bias.add_(slope.sum(0))
         return to_state, to_weight, to_bias, None, None
+
+
+def _distribution(
+    state: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, sampling: Sampling
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Probabilities [R, V] in the weights' dtype, and in float32 logp [R] of the targets and entropy [R]."""
+    whole = linear(state, weight, bias)
+    logp, entropy = (torch.empty(len(state), device=state.device) for _ in range(2))
+    # So few rows at a time that they stay in the processor's cache from one operation to the next.
+    rows = max(1, BLOCK // len(weight)) if whole.device.type == "cpu" else len(whole)
+    for i in range(0, len(whole), rows):
+        cut = slice(i, i + rows)
+        logits = _truncated(sampling.tempered(whole[cut]), target[cut], sampling)
+        logits = logits.sub_(logits.amax(dim=-1, keepdim=True))
+        p = torch.exp(logits)
+        total = p.sum(dim=-1)
+        lead = total.log()
+        logp[cut] = torch.gather(logits, 1, target[cut, None])[:, 0] - lead
+        entropy[cut] = lead - torch.linalg.vecdot(p, logits) / total
+        torch.div(p, total[:, None], out=p)
+        whole[cut] = p
+    return whole, logp, entropy
+
+
+def _slope(
+    p: Tensor, logp: Tensor, entropy: Tensor, target: Tensor, by_logp: Tensor | None, by_entropy: Tensor | None
+) -> Tensor:
+    """The gradient by the logits [R, V], in the place of p. The others are [R, 1]."""
+    if by_entropy is None:
+        by_logp = torch.zeros_like(logp) if by_logp is None else by_logp
+        # Written rather than added, because 1 - p would be rounded where p is nearly 1.
+        return p.mul_(-by_logp).scatter_(1, target, (by_logp * -torch.expm1(logp)).to(p.dtype))
+    slope = torch.special.xlogy(p, p).addcmul_(p, entropy.to(p.dtype)).mul_(-by_entropy)
+    if by_logp is not None:
+        slope.addcmul_(p, by_logp.to(p.dtype), value=-1)
+        slope.scatter_add_(1, target, by_logp.to(p.dtype))
+    return slope
 
 
 def _chunks(state: Tensor, weight: Tensor) -> Iterator[slice]:
     rows = max(1, CHUNK // weight.shape[0])
-    return (slice(i, i + rows) for i in range(0, len(state), rows))
+    return (slice(i, min(i + rows, len(state))) for i in range(0, len(state), rows))
 
 
 @torch.no_grad()
