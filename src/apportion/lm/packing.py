@@ -92,7 +92,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Grid:
-    """Siblings one beside another, [n, longest]: none is multiplied with another, but each has a copy of the prompt's keys.
+    """Siblings side by side, [n, longest]: none is multiplied with another, but each has a copy of the prompt's keys.
 
     at: [n · longest] where each stands in the row (padding anywhere); back: the inverse, for the siblings' own tokens.
     """
