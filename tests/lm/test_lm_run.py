@@ -324,6 +324,8 @@ def test_the_command_evaluates_a_run(folder, tmp_path, capsys):
     assert (found["prompts"], found["step"]) == (6, 1)
     code, out, err = command(capsys, "eval", tmp_path / "run", "--episodes", 2)
     assert re.search(r"^prompts +2$", out, re.MULTILINE)
+    code, out, _ = command(capsys, "eval", tmp_path / "run", "--samples", 3, "--json")
+    assert {"pass@1", "pass@3"} <= set(json.loads(out))
     (tmp_path / "run" / SUMMARY).unlink()
     code, _, err = command(capsys, "eval", tmp_path / "run")
     assert (code, "is not finished" in err) == (2, True)

@@ -158,7 +158,7 @@ def train(args: Namespace) -> None:
 
 
 def evaluate(args: Namespace) -> None:
-    """`apportion eval DIR [--episodes N] [--seed S] [--json]`."""
+    """`apportion eval DIR [--episodes N] [--seed S] [--samples K] [--json]`."""
     from apportion.cli import language
     from apportion.runs.files import read_config
 
@@ -168,8 +168,10 @@ def evaluate(args: Namespace) -> None:
             raise ApportionError(f"--seed is of start states, and {out} holds a language model, which has none")
         from apportion.lm.evaluate import evaluate_run as of_language
 
-        _print_summary(of_language(out, args.episodes, quiet=args.json), args.json)
+        _print_summary(of_language(out, args.episodes, args.samples, quiet=args.json), args.json)
         return
+    if args.samples is not None:
+        raise ApportionError(f"--samples is of a language model's answers, and {out} holds a control task's run")
     from apportion.control.evaluate import EPISODES, evaluate_run
 
     _print_summary(evaluate_run(out, args.episodes or EPISODES, args.seed or 0), args.json)

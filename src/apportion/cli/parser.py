@@ -110,6 +110,12 @@ def _eval(p: argparse.ArgumentParser) -> None:
         help="how many; of a language model: problems (default: 20, or as many as the run evaluated on)",
     )
     p.add_argument("--seed", type=int, metavar="S", help="of a control task's start states (default: 0)")
+    p.add_argument(
+        "--samples",
+        type=_count,
+        metavar="K",
+        help="answers of a language model to each problem; more than 1 are sampled as in training (default: the run's)",
+    )
     _json(p)
 
 

@@ -54,10 +54,13 @@ def evaluation(job: Job, problems: Dataset, progress: Callable[[int], None]) -> 
     return {f"eval_{name}": value for name, value in found.items()}, batch
 
 
-def evaluate_run(out: str | Path, problems: int | None = None, quiet: bool = False) -> dict[str, Any]:
+def evaluate_run(
+    out: str | Path, problems: int | None = None, samples: int | None = None, quiet: bool = False
+) -> dict[str, Any]:
     """Evaluate the finished run in a folder on its evaluation data (or else its training data).
 
-    problems: how many; None takes as many as the run did. quiet: no progress on standard error.
+    problems: how many; None takes as many as the run did. samples: answers to each, and None as many as the run's; one
+    is the most probable, more are sampled as in training. quiet: no progress on standard error.
     Raises ApportionError for a folder without a finished run, and for data or rewards that were Python objects.
     """
     out = Path(out)
@@ -72,6 +75,8 @@ def evaluate_run(out: str | Path, problems: int | None = None, quiet: bool = Fal
     settings = {name: setup[name] for name in KEPT} | {"model": str(out / MODEL), "data": setup[where]}
     if problems is not None:
         settings["eval_size"] = problems
+    if samples is not None:
+        settings["eval_samples"] = samples
     same = [("sampler.temperature", config["sampling"]["temperature"])]
     job = prepare(METHODS["reinforce"], settings, same, seed=config["seed"])
     chosen = job.data.first(job.setup.eval_size)
