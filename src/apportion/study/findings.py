@@ -259,7 +259,7 @@ def paired_by_task(found: Results) -> Table:
 
 def _least(pairs: Sequence[Any]) -> str:
     n = min((p.pairs for p in pairs), default=0)
-    return f"With {n} pairs p cannot be smaller than {2 / 2**n:.2g}." if 0 < n <= 13 else ""
+    return f"With {n} pair{'s' * (n > 1)} p cannot be smaller than {2 / 2**n:.2g}." if 0 < n <= 13 else ""
 
 
 def tuned(found: Results, tuning: Mapping[str, Any]) -> Table:
