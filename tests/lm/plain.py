@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from apportion.lm import products, tiny
+from apportion.lm import tiny
 from apportion.lm.generate import Completions, Sampling, generate
 from apportion.lm.learn import Learner, rollouts
 
@@ -61,8 +61,7 @@ def logprobs(module, completions: Completions):
     plain = module
     plain.set_attn_implementation("eager")
     for layer in plain.modules():
-        if type(layer) is products.Linear:
-            layer.__class__ = torch.nn.Linear
+        layer.__class__ = getattr(layer, "instead_of", type(layer))
     flat = [(completions.prompt[n], completions.tokens[n][g]) for n in range(N) for g in range(G)]
     longest = max(len(p) for p, _ in flat)
     ids, mask = (torch.zeros(N * G, longest + T, dtype=torch.int64) for _ in range(2))

@@ -71,19 +71,24 @@ def test_the_gradient_is_the_plain_ways(sampler, completions, way, packed):
 @pytest.mark.parametrize("sampling", [Sampling(0.6, max_tokens=9), Sampling(1.4, top_k=6, max_tokens=9),
                                       Sampling(0.9, top_p=0.7, max_tokens=9)], ids=str)  # fmt: skip
 @pytest.mark.parametrize("chunk", [90, 1 << 24], ids=["a row of logits at a time", "all logits at once"])
-def test_temperature_truncation_and_chunks(sampler, sampling, chunk, monkeypatch):
+@pytest.mark.parametrize("kept", [0, 2000, 1 << 24], ids=["worked out again", "some kept", "kept"])
+@pytest.mark.parametrize("entropy", [0.0, 0.3], ids=["", "entropy"])
+def test_temperature_truncation_and_chunks(sampler, sampling, chunk, kept, entropy, monkeypatch):
     """cases.md 45: log-probabilities carry the temperature; with it the entropy bonus, whose gradient is by hand."""
-    monkeypatch.setattr(passes, "CHUNK", chunk)
+    for name, value in {"CHUNK": chunk, "KEPT": kept, "BLOCK": 200, "SLICE": 40}.items():
+        monkeypatch.setattr(passes, name, value)
     c = plain.sample(sampler, 4, sampling)
-    method = methods.dr_grpo.replace(entropy=0.3)
+    method = methods.dr_grpo.replace(entropy=entropy)
     rolled = plain.book(c)
     found = plain.engine_gradient(method, replace(sampler, model=copy.deepcopy(sampler.model)), c, rolled)
     plain.assert_same(found, plain.gradient(sampler, weighted(method, c, rolled)))
 
 
 @pytest.mark.parametrize("piece", [1, 7, 512])
-def test_the_attention_in_pieces(sampler, completions, piece, monkeypatch):
+@pytest.mark.parametrize("copies", [0, 100], ids=["one after another", "side by side"])
+def test_the_attention_in_pieces(sampler, completions, piece, copies, monkeypatch):
     monkeypatch.setattr(packing, "PIECE", piece)
+    monkeypatch.setattr(packing, "COPIES", copies)
     rolled = plain.book(completions)
     made = replace(sampler, model=copy.deepcopy(sampler.model))
     found = plain.engine_gradient(methods.grpo, made, completions, rolled)

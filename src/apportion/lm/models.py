@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from apportion.core.errors import ApportionError, ApportionWarning, UnknownName
-from apportion.lm import products
+from apportion.lm import layers
 from apportion.lm.packing import packs
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -112,7 +112,7 @@ def wrap(model: Any, tokenizer: Any, *, lora: Mapping[str, Any] | None = None) -
         pad_id = stop_ids[0]
         _say(f"the tokenizer has no padding token; its end token {pad_id} takes that place (it is never attended to)")
     model.eval()
-    products.use(model)
+    layers.use(model)
     context_length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     packed = packs(model)
     if not packed:

@@ -21,6 +21,8 @@ from apportion.lm.products import linear
 NAME = "apportion"
 PIECE = 512
 """Response tokens of a group whose attention is worked out together; siblings in one piece cost masked products."""
+PLAIN = 1 << 18
+"""Products of a query with a key up to which the attention of 16-bit numbers on a CPU is written out."""
 COPIES = 4
 """How many times a group's keys siblings may hold side by side, each with its prompt's: speed for memory."""
 
@@ -119,9 +121,24 @@ class Grid:
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, causal: bool, scale: float | None
 ) -> Tensor:
+    narrow = query.dtype != torch.float32 and query.device.type == "cpu"
+    if narrow and query.shape[0] * query.shape[2] * key.shape[2] <= PLAIN:
+        return _plain_attention(query, key, value, mask, scale)
     return scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=True
     )
+
+
+def _plain_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    """Attention written out: PyTorch's own is several times slower with 16-bit numbers on a CPU, above all backward."""
+    n, H, L, D = query.shape
+    K, S = key.shape[1:3]
+    if mask is None:
+        mask = torch.ones(L, S, dtype=torch.bool, device=query.device).tril()
+    scores = (query.reshape(n, K, -1, D) * (D**-0.5 if scale is None else scale)) @ key.transpose(2, 3)
+    scores = scores.view(n, H, L, S).float().masked_fill(~mask, -torch.inf)
+    share = torch.softmax(scores, dim=-1).to(query.dtype)
+    return (share.view(n, K, -1, S) @ value).view(n, H, L, D)
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,6 +25,8 @@ CHUNK = 1 << 25
 """Logits that exist at a time (128 MiB in float32)."""
 KEPT = 1 << 26
 """Probabilities that a forward pass keeps for its backward pass; beyond these the logits are worked out again."""
+SLICE = 4096
+"""Tokens of the vocabulary whose weights get their gradient together."""
 BLOCK = 1 << 18
 """Logits that one operation goes through at a time on a CPU (1 MiB in float32)."""
 _OUT = -1e30  # a logit that cannot be sampled: finite, because 0 times infinity is not 0
@@ -168,20 +170,23 @@ class _Chosen(torch.autograd.Function):
         state, weight, bias, target, logp, entropy = ctx.saved_tensors
         needs_state, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         to_state = torch.empty_like(state) if needs_state else None
-        to_weight = to_bias = None
+        to_weight = torch.zeros_like(weight) if needs_weight else None
+        to_bias = torch.zeros_like(bias) if needs_bias else None
+        by = [x if x is None else x[:, None] / ctx.sampling.temperature for x in (by_logp, by_entropy)]
         for cut in _chunks(state, weight):
             p = ctx.kept.pop(cut.start, None)  # not kept beyond this: the slope takes its place
             if p is None:
                 p = _distribution(state[cut], weight, bias, target[cut], ctx.sampling)[0]
-            by = (x if x is None else x[cut, None] / ctx.sampling.temperature for x in (by_logp, by_entropy))
-            slope = _slope(p, logp[cut, None], entropy[cut, None], target[cut, None], *by)
+            chunk = (x if x is None else x[cut] for x in by)
+            slope, size = _slope(p, logp[cut, None], entropy[cut, None], target[cut, None], *chunk)
             if to_state is not None:
-                to_state[cut] = multiply(slope, weight.T)
-            if needs_weight:
-                part = multiply(slope.T, state[cut].T)
-                to_weight = part if to_weight is None else to_weight.add_(part)
-            if needs_bias:
-                to_bias = slope.sum(0) if to_bias is None else to_bias.add_(slope.sum(0))
+                to_state[cut] = multiply(slope, weight.T).mul_(size)
+            scaled = state[cut] * size
+            for i in range(0, len(weight) if needs_weight else 0, SLICE):
+                part = slice(i, i + SLICE)  # whole, its transpose would take as much memory as the logits
+                to_weight[part] += multiply(slope[:, part].T, scaled.T)
+            if to_bias is not None:
+                to_bias += (slope.T @ size)[:, 0]
         return to_state, to_weight, to_bias, None, None
 
 
@@ -209,17 +214,18 @@ def _distribution(
 
 def _slope(
     p: Tensor, logp: Tensor, entropy: Tensor, target: Tensor, by_logp: Tensor | None, by_entropy: Tensor | None
-) -> Tensor:
-    """The gradient by the logits [R, V], in the place of p. The others are [R, 1]."""
+) -> tuple[Tensor, Tensor]:
+    """The gradient by the logits as a product of [R, V], in the place of p, and [R, 1]. The rest is given as [R, 1]."""
     if by_entropy is None:
-        by_logp = torch.zeros_like(logp) if by_logp is None else by_logp
-        # Written rather than added, because 1 - p would be rounded where p is nearly 1.
-        return p.mul_(-by_logp).scatter_(1, target, (by_logp * -torch.expm1(logp)).to(p.dtype))
-    slope = torch.special.xlogy(p, p).addcmul_(p, entropy.to(p.dtype)).mul_(-by_entropy)
+        # p - [target], written rather than added, because it would be rounded where p is nearly 1. What it is times
+        # goes with the narrow factor of the products that follow, which spares a pass over the wide one.
+        size = torch.zeros_like(logp) if by_logp is None else -by_logp
+        return p.scatter_(1, target, torch.expm1(logp).to(p.dtype)), size.to(p.dtype)
+    share = p.float()
+    slope = torch.special.xlogy(share, share).addcmul_(share, entropy).mul_(-by_entropy)
     if by_logp is not None:
-        slope.addcmul_(p, by_logp.to(p.dtype), value=-1)
-        slope.scatter_add_(1, target, by_logp.to(p.dtype))
-    return slope
+        slope.addcmul_(share, by_logp, value=-1).scatter_add_(1, target, by_logp)
+    return slope.to(p.dtype), torch.ones_like(logp, dtype=p.dtype)
 
 
 def _chunks(state: Tensor, weight: Tensor) -> Iterator[slice]:

@@ -28,6 +28,8 @@ def wide() -> bool:
 
 def _multiply(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [M, K] @ w [N, K].T + bias [N]."""
+    if not (w.is_contiguous() or w.T.is_contiguous()):
+        w = w.contiguous()  # other strides are right, but hundreds of times slower
     return torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], "")
 
 
@@ -65,18 +67,3 @@ class _Product(torch.autograd.Function):
         to_x = _multiply(gradient, weight.T).view(ctx.shape) if needs[0] else None
         to_weight = _multiply(gradient.T, x.flatten(0, -2).T) if needs[1] else None
         return to_x, to_weight, gradient.sum(0) if needs[2] else None
-
-
-class Linear(torch.nn.Linear):
-    """A linear layer that multiplies as `linear` does."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """See torch.nn.Linear."""
-        return linear(input, self.weight, self.bias)
-
-
-def use(module: torch.nn.Module) -> None:
-    """Let the plain linear layers of a module multiply as `linear` does; nothing else about them changes."""
-    for layer in module.modules():
-        if type(layer) is torch.nn.Linear:
-            layer.__class__ = Linear
