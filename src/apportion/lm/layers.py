@@ -33,7 +33,7 @@ def use(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def _same(layer: nn.Module, kind: type[nn.Module]) -> bool:
+def _same(layer: Any, kind: type[nn.Module]) -> bool:
     """Whether a layer computes, to rounding, what it would as one of `kind`."""
     try:
         size = layer.gate_proj.in_features if kind is Gated else layer.weight.shape[0]
@@ -66,6 +66,10 @@ class RMSNorm(nn.Module):
 
 class Gated(nn.Module):
     """down(silu(gate(x)) * up(x))."""
+
+    gate_proj: nn.Module
+    up_proj: nn.Module
+    down_proj: nn.Module
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., d]."""

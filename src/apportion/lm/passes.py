@@ -182,9 +182,9 @@ class _Chosen(torch.autograd.Function):
             if to_state is not None:
                 to_state[cut] = multiply(slope, weight.T).mul_(size)
             scaled = state[cut] * size
-            for i in range(0, len(weight) if needs_weight else 0, SLICE):
+            for i in range(0, 0 if to_weight is None else len(to_weight), SLICE):
                 part = slice(i, i + SLICE)  # whole, its transpose would take as much memory as the logits
-                to_weight[part] += multiply(slope[:, part].T, scaled.T)
+                to_weight[part] += multiply(slope[:, part].T, scaled.T)  # type: ignore[index]
             if to_bias is not None:
                 to_bias += (slope.T @ size)[:, 0]
         return to_state, to_weight, to_bias, None, None
