@@ -7,10 +7,6 @@ from hypothesis import HealthCheck, settings
 # Ray's workers stand back behind everything else (niceness 15), and here the other tests would starve them.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
-# Processes side by side that each use all cores wait for one another in every matrix product.
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-
 # The same examples on every machine, and no deadline: the first call of a jitted function takes as long as it takes.
 settings.register_profile(
     "apportion",
