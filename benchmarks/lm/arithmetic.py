@@ -10,11 +10,12 @@ Also printed: mean lengths of right and wrong training answers over the first an
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from apportion.study import logs
 
 SAMPLES, EDGE = 2, 5
 
@@ -32,8 +33,7 @@ def before(preset: str) -> dict[str, Any]:
 
 def lengths(run: Path, name: str) -> str:
     """Mean of a length over the first steps and over the last ones."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    found = [row[name] for row in rows if row.get(name) is not None]
+    found = [row[name] for row in logs.rows(run) if row.get(name) is not None]
     return f"{np.mean(found[:EDGE]):5.1f} to {np.mean(found[-EDGE:]):4.1f}"
 
 
@@ -50,10 +50,9 @@ def main() -> None:
         f"{'run':<34}{'most probable':>16}{'sampled':>9}{'gain':>7}{'right, tokens':>16}{'wrong, tokens':>16}{'min':>6}"
     )
     for run in sorted((args.study / "cells").iterdir()):
-        if not (run / "summary.json").exists():
+        if (done := logs.summary(run)) is None:
             print(f"{run.name:<34} has not ended")
             continue
-        done = json.loads((run / "summary.json").read_text())
         sampled = evaluate_run(run, samples=SAMPLES, quiet=True)["accuracy"]
         greedy = f"{done['eval_accuracy_before']:.1%} {done['eval_accuracy']:.1%}"
         told = f"{run.name:<34}{greedy:>16}{sampled:>9.1%}{100 * (sampled - start):>+7.1f}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from apportion.core.errors import ApportionError
@@ -37,6 +37,18 @@ class Budget(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.amount:,} {UNITS[self.unit].words}"
+
+
+def total(spent: Iterable[Budget]) -> str:
+    """Budgets added up, those of each unit.
+
+    >>> total([Budget("steps", 500), Budget("tokens", 8), Budget("steps", 1500)])
+    '2,000 environment steps, 8 response tokens'
+    """
+    sums = dict.fromkeys(UNITS, 0)
+    for unit, amount in spent:
+        sums[unit] += amount
+    return ", ".join(str(Budget(unit, amount)) for unit, amount in sums.items() if amount)
 
 
 def budgets(given: Mapping[str, Any], tasks: Sequence[str], lm: Collection[str], where: str = "") -> dict[str, Budget]:

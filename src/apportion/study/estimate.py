@@ -8,7 +8,7 @@ from functools import cache
 from importlib import resources
 
 from apportion.study import cells as runs
-from apportion.study.budgets import UNITS, Budget
+from apportion.study.budgets import total
 from apportion.study.design import Cell, Study
 
 START_SECONDS = 5.0
@@ -52,12 +52,6 @@ def duration(seconds: float) -> str:
     return f"{s // 86400} d {s % 86400 // 3600} h"
 
 
-def total(cells: Sequence[Cell]) -> str:
-    """How much the cells may spend together, of each unit."""
-    sums = [Budget(u, sum(c.budget.amount for c in cells if c.budget.unit == u)) for u in UNITS]
-    return ", ".join(str(b) for b in sums if b.amount)
-
-
 def text(study: Study, cells: Sequence[Cell], workers: int) -> str:
     """The plan: what runs, how much of it, and about what it costs."""
     tuning = [c for c in cells if c.trial is not None]
@@ -70,8 +64,8 @@ def text(study: Study, cells: Sequence[Cell], workers: int) -> str:
     if study.tuning is not None:
         t = study.tuning
         lines += [f"  tuning   {t.trials} trials of every arm on every task, seeds {', '.join(map(str, t.seeds))}"]
-        lines += [f"  tuning   {len(tuning):,} runs, {total(tuning)}"]
-    lines += [f"  compared {len(compared):,} runs, {total(compared)}"]
+        lines += [f"  tuning   {len(tuning):,} runs, {total(c.budget for c in tuning)}"]
+    lines += [f"  compared {len(compared):,} runs, {total(c.budget for c in compared)}"]
     time, unknown = seconds(cells, workers)
     lines += [f"  time     about {duration(time)} with {workers} at once, at PPO's rate on one core"] if time else []
     lines += [f"  time     no estimate for {', '.join(unknown)}" for _ in unknown[:1]]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from apportion.study import statistics as st
-from apportion.study.budgets import LANGUAGE, UNITS, Budget
+from apportion.study.budgets import LANGUAGE, UNITS, Budget, total
 from apportion.study.estimate import duration
 from apportion.study.report import Chart, Curve
 from apportion.study.results import Results
@@ -264,14 +264,13 @@ def _least(pairs: Sequence[Any]) -> str:
 
 def tuned(found: Results, tuning: Mapping[str, Any]) -> Table:
     """What tuning chose, and what it cost."""
-    rows, total = [], dict.fromkeys(UNITS, 0)
+    rows, spent = [], []
     for one in tuning["arms"]:
         unit, trials = found.budget(one["task"]).unit, one["trials"]
         settings = ", ".join(f"{k} = {v}" for k, v in trials[one["picked"]]["settings"].items())
-        total[unit] += one[unit]
-        rows.append([one["arm"], one["task"], settings, str(len(trials)), str(Budget(unit, one[unit]))])
-    spent = ", ".join(str(Budget(unit, amount)) for unit, amount in total.items() if amount)
-    note = f"Chosen by the {tuning['rule']}, on seeds that are not compared; {spent} in all."
+        spent.append(Budget(unit, one[unit]))
+        rows.append([one["arm"], one["task"], settings, str(len(trials)), str(spent[-1])])
+    note = f"Chosen by the {tuning['rule']}, on seeds that are not compared; {total(spent)} in all."
     return Table("tuning", "Tuning", note, ["method", "task", "chosen", "trials", "spent"], rows)
 
 

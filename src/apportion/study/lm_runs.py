@@ -20,7 +20,7 @@ LENGTHS = ("length_mean", "length_right", "length_wrong")
 LOG_BYTES = 500_000
 """The logs, samples, configuration and tokenizer of a run, about."""
 _sizes: dict[str, int] = {}
-"""Bytes of the weights, by what `_prepared` was asked for: a model is loaded once to check a study, not once an arm."""
+"""Bytes of the weights, by setup and use of a reference: a model is loaded once to check a study, not once an arm."""
 
 
 class _Asked(NamedTuple):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from apportion.core.errors import ApportionError
 from apportion.runs.files import write_json
@@ -62,10 +62,14 @@ def run(
 
         if study.tuning is None:
             through(study.cells())
-        for k, task in enumerate(study.tasks if study.tuning else ()):  # a task's results before the next task's trials
-            through([c for c in study.tuning_cells() if c.task == task])
-            chosen = choose(study, out, study.tasks[: k + 1])
-            through([c for c in study.cells(chosen) if c.task == task])
+        trials, order = study.tuning_cells(), [a.label for a in study.arms]
+        told: list[dict[str, Any]] = []
+        for task in study.tasks if study.tuning else ():  # a task's results before the next task's trials
+            through(mine := [c for c in trials if c.task == task])
+            chosen, rows = choose(study, out, task, mine)
+            told = sorted(told + rows, key=lambda one: order.index(one["arm"]))
+            write_json(out / TUNING, {"rule": "largest mean area under the training curve", "arms": told})
+            through(study.cells(chosen))
     return write(out)
 
 
@@ -78,30 +82,30 @@ def _run(todo: Sequence[Cell], out: Path, workers: int, ray: str | None, view: V
             view.tick(cell)
 
 
-def choose(study: Study, out: Path, tasks: Sequence[str]) -> dict[tuple[str, str], tuple[Setting, ...]]:
-    """What the rule picks for each (arm, task) of these tasks; tuning.json tells it, with each trial's areas and steps.
+def choose(
+    study: Study, out: Path, task: str, trials: Sequence[Cell]
+) -> tuple[dict[tuple[str, str], tuple[Setting, ...]], list[dict[str, Any]]]:
+    """What the rule picks on a task from its trials, by (arm, task); and what tuning.json tells of it, arm by arm.
 
-    An arm whose trials did not all end (a failed run) gets no pick on that task: a smaller budget would not be fair.
+    An arm whose trials did not all end (a failed run) gets no pick: a smaller budget would not be fair.
     """
     from apportion.study.table import area
 
     assert study.tuning is not None
-    chosen, told, todo = {}, [], study.tuning_cells()
-    for arm, task in itertools.product(study.arms, tasks):
+    chosen, told, unit = {}, [], study.budget[task].unit
+    for arm in study.arms:
         settings = study.tuning.drawn(arm.label, arm.tune)
-        runs = [[c for c in todo if (c.arm, c.task, c.trial) == (arm.label, task, k)] for k in range(len(settings))]
+        runs = [[c for c in trials if (c.arm, c.trial) == (arm.label, k)] for k in range(len(settings))]
         if any(cells.state(out / c.folder).get("state") not in cells.OVER for trial in runs for c in trial):
             print(f"apportion: warning: {arm.label} on {task}: a tuning run failed; not compared", file=sys.stderr)
             continue
         areas = [[area(out / c.folder, c.budget) for c in trial] for trial in runs]
         best = pick(areas)
         chosen[arm.label, task] = settings[best]
-        trials = [{"settings": _text(s), "areas": a} for s, a in zip(settings, areas, strict=True)]
-        unit = study.budget[task].unit
+        each = [{"settings": _text(s), "areas": a} for s, a in zip(settings, areas, strict=True)]
         spent = sum(cells.spent(out / c.folder, unit) for trial in runs for c in trial)
-        told.append({"arm": arm.label, "task": task, "picked": best, unit: spent, "trials": trials})
-    write_json(out / TUNING, {"rule": "largest mean area under the training curve", "arms": told})
-    return chosen
+        told.append({"arm": arm.label, "task": task, "picked": best, unit: spent, "trials": each})
+    return chosen, told
 
 
 def _text(settings: Sequence[Setting]) -> dict[str, str]:
