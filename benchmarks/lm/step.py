@@ -10,7 +10,8 @@ size (on a GPU the largest that PyTorch held there). The floor is arithmetic alo
 product measured here: 6 x parameters for each token of the unshared prompts and responses, 2 x parameters for each
 token sampled or read once. A row below the floor has shared something.
 
-    --group 1 2 8 64, --prompt 16 64 256 1024, --response 32: a table for each (TRL's trainer takes no group of one).
+    --group 1 2 8 64, --prompt 16 64 256 1024, --response 32: a row for each (TRL's trainer takes no group of one).
+    --silent 0 4 7: so many of the prompts have siblings of one reward, whose rows weigh nothing.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from typing import Any
 WAYS = ("ours", "trl", "trl, no checkpointing")
 
 
-def reward(text: str) -> float:
-    """A number that siblings do not share, at no cost."""
-    return len(set(text)) / 64
+def reward(text: str, prompt: int, silent: int) -> float:
+    """A number that siblings do not share, at no cost; the first `silent` prompts have one for all."""
+    return 0.0 if prompt < silent else len(set(text)) / 64
 
 
 def texts(tokenizer: Any, count: int, length: int) -> list[str]:
@@ -77,7 +78,8 @@ def ours(o: argparse.Namespace) -> dict[str, float]:
         seeds = [(step, n) for n in range(o.prompts)]
         c = generate(model, prompts, o.group, sampling=Sampling(max_tokens=o.response), seeds=seeds)
         sampling.append(time.perf_counter() - began)
-        rewards = np.array([[reward(model.tokenizer.decode(t)) for t in group] for group in c.tokens])
+        decode = model.tokenizer.decode
+        rewards = np.array([[reward(decode(t), n, o.silent) for t in group] for n, group in enumerate(c.tokens)])
         learner.step(c, rollouts(c, rewards))
         if model.device.type == "cuda":
             torch.cuda.synchronize()
@@ -132,7 +134,9 @@ def trl(o: argparse.Namespace, checkpointing: bool) -> dict[str, float]:
         )
         trainer = GRPOTrainer(
             model=o.model,
-            reward_funcs=lambda completions, **_: [reward(c) for c in completions],
+            reward_funcs=lambda completions, prompts, **_: [
+                reward(c, int(p.split()[0]), o.silent) for c, p in zip(completions, prompts, strict=True)
+            ],
             args=config,
             train_dataset=Dataset.from_list(rows),
             processing_class=tokenizer,
@@ -196,31 +200,33 @@ def smollm(folder: str) -> str:
 
 
 def table(o: argparse.Namespace) -> None:
-    ways = [w for w in WAYS if w == "ours" or importlib.util.find_spec("trl")]
+    ways = [w for w in o.ways if w == "ours" or importlib.util.find_spec("trl")]
     print(
         f"{o.prompts} prompts, {o.dtype}, {o.device}; median of {o.updates} steps: seconds, of it sampling, CPU seconds"
     )
     heads = " ".join(f"{x:>8}" for x in ("step", "sampling", "CPU"))
-    print(f"{'group':>5} {'prompt':>6} {'response':>8}  {'way':22} {heads} {'GB':>6} {'x ours':>6}")
-    for group, prompt, response in itertools.product(o.group, o.prompt, o.response):
-        shape = {"group": group, "prompt": prompt, "response": response}
+    print(f"{'group':>5} {'prompt':>6} {'response':>8} {'silent':>6}  {'way':22} {heads} {'GB':>6} {'x ours':>6}")
+    for group, prompt, response, silent in itertools.product(o.group, o.prompt, o.response, o.silent):
+        shape = {"group": group, "prompt": prompt, "response": response, "silent": silent}
         found = {way: child(o, way, **shape) for way in (*ways, "floor")}
         base = found["ours"]["seconds"] if found["ours"] else float("nan")
         for way, x in found.items():
             if x is not None:
                 cells = [f"{x[k]:8.2f}" if k in x else " " * 8 for k in ("seconds", "sampling", "cpu")]
                 cells.append(f"{x['peak_gb']:6.2f}" if "peak_gb" in x else " " * 6)
-                print(f"{group:5} {prompt:6} {response:8}  {way:22} {' '.join(cells)} {x['seconds'] / base:6.2f}")
+                sizes = f"{group:5} {prompt:6} {response:8} {silent:6}"
+                print(f"{sizes}  {way:22} {' '.join(cells)} {x['seconds'] / base:6.2f}")
         if found["floor"]:
-            print(f"{'':23}the floor is at {found['floor']['gflops']:.0f} GFLOP/s", flush=True)
+            print(f"{'':30}the floor is at {found['floor']['gflops']:.0f} GFLOP/s", flush=True)
 
 
 def main() -> None:
     parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parse.add_argument("--model", help="a Hugging Face folder; without it SmolLM2-135M-Instruct")
     parse.add_argument("--prompts", type=int, default=8)
-    for name, default in (("group", 8), ("prompt", 43), ("response", 32)):
+    for name, default in (("group", 8), ("prompt", 43), ("response", 32), ("silent", 0)):
         parse.add_argument(f"--{name}", type=int, nargs="+", default=[default])
+    parse.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS, help="what to measure beside the floor")
     parse.add_argument("--updates", type=int, default=3, help="steps that are counted")
     parse.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parse.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
@@ -230,7 +236,7 @@ def main() -> None:
         o.model = o.model or smollm(folder + "/smollm")
         if o.way is None:
             return table(o)
-        o.group, o.prompt, o.response = o.group[0], o.prompt[0], o.response[0]
+        o.group, o.prompt, o.response, o.silent = o.group[0], o.prompt[0], o.response[0], o.silent[0]
         print(json.dumps(measure(o)))
 
 

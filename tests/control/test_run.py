@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from apportion import control
 from apportion.control import checkpoint, run
 from apportion.control.run import evaluate_run, train_run
 from apportion.core.errors import ApportionError, ApportionWarning
@@ -100,6 +101,49 @@ def test_evaluating_an_unfinished_run(whole, tmp_path):
     assert evaluate_run(out)["return_mean"] == whole[1]["return_mean"]
 
 
+# --- evaluated on the way
+
+
+def test_evaluations_on_the_way_change_nothing_but_their_rows(whole, tmp_path):
+    every, out = 700, tmp_path / "run"
+    summary = short(out, eval_every=every, episodes=3)
+    rows = [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
+    plain = [json.loads(line) for line in (whole[0] / METRICS).read_text().splitlines()]
+    told = [r["env_steps"] for r in rows if "eval_return_mean" in r]
+    assert told == [704, 1408]  # the first rows, of 64 steps each, after 700 and 1400
+    assert [{k: v for k, v in r.items() if not k.startswith("eval_")} for r in rows] == plain
+    here, there = (load_arrays(folder / CHECKPOINT)[0] for folder in (out, whole[0]))
+    assert all(np.array_equal(here[name], there[name]) for name in here.keys() | there.keys())
+    evaluated = [r for r in rows if "eval_return_mean" in r]
+    assert all(r["eval_return_low"] < r["eval_return_mean"] < r["eval_return_high"] for r in evaluated)
+    assert [r["eval_episodes"] for r in evaluated] == [3, 3]
+    timing = [json.loads(line) for line in (out / TIMING).read_text().splitlines()]
+    spent = [t["eval_seconds"] for t in timing]
+    assert spent == sorted(spent)
+    assert spent[0] == 0 < spent[-1] < summary["wall_seconds"]
+
+
+def test_an_evaluation_is_that_of_a_run_which_ends_there(tmp_path):
+    """Whole segments of 64 steps and a constant rate, so the longer run passes through the shorter one's end."""
+    given = {"overrides": [*SMALL, ("update.anneal", "constant")], "episodes": 3}
+    row = next(
+        r
+        for r in control.train("a2c", "CartPole-v1", 2_000, eval_every=1_024, **given).metrics
+        if "eval_return_mean" in r
+    )
+    ended = control.train("a2c", "CartPole-v1", 1_024, **given).summary
+    assert row["env_steps"] == ended["env_steps"] == 1_024
+    assert [row["eval_return_mean"], row["eval_length_mean"]] == [ended["return_mean"], ended["length_mean"]]
+    both = control.train("a2c", "CartPole-v1", 2_000, seeds=[0, 1], eval_every=1_024, **given)
+    assert [[r["env_steps"] for r in one.metrics if "eval_return_mean" in r] for one in both] == [[1_024, 2_048]] * 2
+
+
+@pytest.mark.parametrize("every", [0, -5, 2.5, True, "often"])
+def test_an_evaluation_every_so_many_steps_must_be_a_number_of_them(every, tmp_path):
+    refused(["eval_every", repr(every), "whole number"], short, tmp_path / "run", eval_every=every)
+    assert not (tmp_path / "run" / METRICS).exists()
+
+
 # --- killed and gone on with
 
 KILLED = """
@@ -108,7 +152,7 @@ from apportion.control import run
 run.CHECKPOINT_SECONDS = 0.02
 step = run.Loop.step
 run.Loop.step = lambda self: step(self, seconds=0.01)
-given = dict(steps={steps}, overrides={overrides!r})
+given = dict(steps={steps}, overrides={overrides!r}, eval_every=20_000)
 run.train_run({method!r}, "CartPole-v1", out=sys.argv[1], resume=True, quiet=True, **given)
 """
 EPISODES = [("setup.envs", 4), ("setup.hidden", (8,)), ("sampler.horizon", 40), ("sampler.group", 4)]

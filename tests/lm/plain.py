@@ -100,7 +100,7 @@ def gradient(made, loss):
 def engine_gradient(method, made, completions, rolled, **options):
     """Gradients by name that one collection leaves in the engine, before any step."""
     learner = Learner(method, made, made, **options)
-    learner._move = lambda: 0.0
+    learner.optimiser.move = lambda rate: 0.0
     made.model.zero_grad()
     learner.step(completions, rolled)
     return {name: p.grad for name, p in made.model.named_parameters()}

@@ -18,6 +18,7 @@ from apportion.core.parts.kl import AdaptiveBeta
 from apportion.core.update import Adam
 from apportion.lm.generate import Sampling
 from apportion.lm.learn import Learner, rollouts
+from apportion.lm.optimiser import join, split
 from lm import plain
 
 RUN = ("reinforce", "reinforce_togo", "reinforce_batch_mean", "reinforce_pp", "reinforce_pp_baseline", "rloo", "remax",
@@ -94,7 +95,7 @@ def test_minibatches_are_cut_anew_for_each_collection_and_epoch(sampler, complet
     learner = Learner(methods.cispo.set("sampler.epochs", 2).set("sampler.minibatches", 4), fresh(sampler), seed=1)
     cuts = []
     learner._gradient = lambda account, cut, scale, fresh: cuts.append(list(cut))
-    learner._move = lambda: 0.0
+    learner.optimiser.move = lambda rate: 0.0
     for _ in range(2):
         learner.step(completions, plain.book(completions))
     passes = [cuts[i : i + 4] for i in range(0, 16, 4)]
@@ -142,7 +143,7 @@ def test_adam_is_the_cases(sampler):
         p.zero_()
     for sign in (1.0, -1.0):
         p.grad = torch.full_like(p, sign)
-        learner._move()
+        learner.optimiser.move(0.1)
         state = learner.state_dict()
         learner = Learner(learner.method, made)
         learner.load_state_dict(state)
@@ -153,23 +154,48 @@ def test_small_steps_are_not_lost_in_sixteen_bits(sampler, completions):
     made = fresh(sampler)
     made.model.to(torch.bfloat16)
     learner = Learner(methods.dr_grpo.replace(update=Adam(1e-5)), made)
-    start = [m.clone() for m in learner.master]
+    names = [name for name, _ in learner.named]
+    start = {name: learner.optimiser.weight(name).clone() for name in names}
     for _ in range(3):
         learner.step(completions, plain.book(completions))
-    assert all(float((m - s).abs().max()) > 1e-6 for m, s in zip(learner.master, start, strict=True))
-    assert all(torch.equal(p, m.bfloat16()) for m, (_, p) in zip(learner.master, learner.named, strict=True))
+    now = {name: learner.optimiser.weight(name) for name in names}
+    assert all(float((now[name] - start[name]).abs().max()) > 1e-6 for name in names)
+    assert all(torch.equal(p, now[name].bfloat16()) for name, p in learner.named)
+
+
+def test_a_float32_weight_is_its_bfloat16_and_sixteen_more_bits():
+    draw = torch.Generator().manual_seed(0)
+    wide = torch.cat([torch.randn(10_000, generator=draw) * 10.0**k for k in range(-30, 31, 10)])
+    ties = torch.tensor([1.00390625, 1.01171875, -1.00390625])  # half way between two bfloat16 numbers
+    for x, most in ((wide, 10), (ties, 3)):
+        weight, rest = torch.empty_like(x, dtype=torch.bfloat16), torch.empty_like(x, dtype=torch.int16)
+        split(x, weight, rest)
+        assert torch.equal(weight, x.bfloat16())
+        apart = (join(weight, rest).view(torch.int32) - x.view(torch.int32)).abs()
+        assert apart.max() <= 1
+        assert apart.sum() <= most, "one in 65,536 lies half way"
+
+
+def test_sixteen_bit_gradients_add_up_in_float32(sampler, completions):
+    """Many batches: their sum in bfloat16 would lose what is small beside what has been added up."""
+    made = fresh(sampler)
+    made.model.to(torch.bfloat16)
+    method = methods.dr_grpo.replace(update=Adam(1e-9))
+    whole, cut = (Learner(method, made, tokens=tokens) for tokens in (10_000, 1))
+    norms = [learner.step(completions, plain.book(completions)).grad_norm for learner in (whole, cut)]
+    assert norms[1] == pytest.approx(norms[0], rel=0.02)
+    assert all(p.grad is None for p in made.model.parameters())
 
 
 def test_the_gradient_is_clipped_and_the_rate_annealed(sampler, completions):
     method = methods.dr_grpo.replace(update=Adam(1e-3, anneal="cosine", final_fraction=0.1, max_grad_norm=1e-3))
     learner = Learner(method, fresh(sampler))
-    seen = []
-    step = learner.optimiser.step
-    norm = torch.nn.utils.get_total_norm
-    learner.optimiser.step = lambda: seen.append(norm([m.grad for m in learner.master])) or step()
+    rates, grads = [], []
+    learner.optimiser._step = lambda name, p, grad, rate: grads.append(grad.clone()) or rates.append(rate)
     signals = learner.step(completions, plain.book(completions), done=0.5)
     assert signals.learning_rate == pytest.approx(1e-3 * (0.1 + 0.9 * 0.5))
-    assert float(seen[0]) == pytest.approx(1e-3, rel=1e-4)
+    assert set(rates) == {signals.learning_rate}
+    assert float(torch.nn.utils.get_total_norm(grads)) == pytest.approx(1e-3, rel=1e-4)
     assert signals.grad_norm > 1e-3
 
 
@@ -178,7 +204,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_step(sampler, completion
     learner = Learner(methods.dr_grpo, made)
     before = weights_of(made)
     made.model.model.norm.weight.register_hook(lambda grad: grad * torch.nan)
-    with pytest.raises(ApportionError, match="gradient's norm is nan at collection 0"):
+    with pytest.raises(ApportionError, match="gradient's norm is nan"):
         learner.step(completions, plain.book(completions))
     assert all(torch.equal(before[k], x) for k, x in weights_of(made).items())
 

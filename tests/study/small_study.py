@@ -14,6 +14,7 @@ steps = 120_000
 
 [evaluation]
 episodes = 3
+every = 50_000
 thresholds = { "CartPole-v1" = 30 }
 """
 SAME = ("metrics.jsonl", "checkpoint.safetensors", "policy.safetensors")

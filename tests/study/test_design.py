@@ -94,6 +94,7 @@ def test_the_record_tells_studies_apart():
         (SMALLEST.replace("tasks = [", "tasks = 3 #"), "tasks is 3"),
         (SMALLEST + "[evaluation]\nepisods = 3", "did you mean 'episodes'?"),
         (SMALLEST + "[evaluation]\nepisodes = 0", "evaluation.episodes is 0"),
+        (SMALLEST + "[evaluation]\nevery = 0", "evaluation.every is 0; it must be a whole number of environment steps"),
         (SMALLEST + '[evaluation]\nscore = "best"', "unknown evaluation.score 'best'"),
         (SMALLEST + '[evaluation.bounds]\n"CartPole-v1" = [5, 5]', "evaluation.bounds of CartPole-v1 is [5, 5]"),
         (SMALLEST + '[evaluation.bounds]\n"CartPole-v0" = [0, 5]', "did you mean 'CartPole-v1'?"),

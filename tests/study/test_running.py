@@ -50,6 +50,11 @@ def test_what_a_study_leaves(undisturbed):
     assert set(table["arm"]) == {"A2C", "RLOO"}
     assert (table["kind"] == "final").sum() == 4
     assert (table.loc[table["kind"] == "final", "episodes"] == 3).all()
+    between = table[table["kind"] == "evaluation"]
+    assert len(between) == 8, "every 50,000 steps of 120,000"
+    assert (between["episodes"] == 3).all()
+    assert between["return_low"].notna().all()
+    assert "CartPole-v1: return of evaluations" in (undisturbed / "report.md").read_text()
     assert table["method"].str.contains("baseline = LeaveOneOut()", regex=False).any()
     for name in ("commit", "versions", "machine", "setup"):
         assert (table[name] != "").all(), name

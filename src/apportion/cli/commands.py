@@ -145,6 +145,7 @@ def train(args: Namespace) -> None:
         "resume": args.resume,
         "quiet": args.json,
         "callbacks": trackers(args.log),
+        "eval_every": getattr(args, "eval_every", None),
     }
     if asynchronous:
         from apportion.control.a3c import train_a3c

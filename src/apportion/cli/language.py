@@ -79,11 +79,11 @@ HOW = (
     ("--mask-truncated", "switch", "", "responses cut at --max-tokens do not train (DAPO's overlong filtering)"),
     ("--correction", "text", "LEVEL", "importance weights against the sampler: token or sequence"),
     ("--weight-decay", "number", "X", "of AdamW (default: 0)"),
-    ("--batch-tokens", "count", "N", "tokens in the model at once, for memory (default: 2048)"),
+    ("--batch-tokens", "count", "N", "tokens in the model at once, for memory (default: 512 on a CPU, 16384 on a GPU)"),
     ("--checkpointing", "switch", "", "less memory for more time"),
     ("--completions", "count", "N", "end with the update that reaches N sampled responses"),
     ("--tokens", "count", "N", "end with the update that reaches N sampled tokens"),
-    ("--eval-every", "count", "N", "steps between evaluations (default: before the first and after the last)"),
+    ("--eval-every", "count", "N", "also on a control task: steps between evaluations (default: only at the ends)"),
     ("--eval-size", "count", "N", "problems of an evaluation (default: 200)"),
     ("--eval-samples", "count", "N", "answers to each; more than 1 gives pass@k (default: 1, the most probable)"),
     ("--samples", "whole", "N", "completions to show now and then (default: 3)"),
@@ -99,7 +99,7 @@ def given(args: Namespace) -> dict[str, Any]:
 
 def refuse(args: Namespace) -> None:
     """Refuse an option of language models for a control task."""
-    for name in given(args):
+    for name in given(args).keys() - {"eval_every"}:
         option = "--" + name.replace("_", "-")
         raise ApportionError(f"{option} belongs to language models (TASK lm), and the task is '{args.task}'")
 

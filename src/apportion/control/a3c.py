@@ -30,6 +30,7 @@ import optax
 
 from apportion.control.cache import enable
 from apportion.control.engine import Engine, Plan
+from apportion.control.evaluate import EPISODES
 from apportion.control.host_engine import HostEngine
 from apportion.control.learn import Learner
 from apportion.control.loop import Standing, Tally, blank, count, refuse_non_finite, row
@@ -251,6 +252,8 @@ def train_a3c(
     resume: bool = False,
     quiet: bool = False,
     callbacks: Iterable[Any] = (),
+    episodes: int = EPISODES,
+    eval_every: int | None = None,
 ) -> dict[str, Any]:
     """Train by A3C in a folder and return what its summary.json holds; everything but `workers` as in `train_run`.
 
@@ -271,11 +274,11 @@ def train_a3c(
     engine = prepare("a2c", task, steps, pairs)
     engine = dataclasses.replace(engine, method=dataclasses.replace(engine.method, name="a3c"))
     _check(engine, workers)
-    config = configuration(engine, check_seed(seed), pairs) | {"workers": workers}
+    config = configuration(engine, check_seed(seed), pairs, eval_every, episodes) | {"workers": workers}
     folder = Path("runs", f"a3c-{task}-seed{seed}") if out is None else Path(out)
     with contextlib.ExitStack() as stack:
 
         def loop(engine: Plan, seed: int, restore: Any) -> Async:
             return stack.enter_context(contextlib.closing(Async(ray, engine, seed, restore, workers)))
 
-        return conduct(folder, engine, config, f"a3c {task}", began, resume, quiet, told, loop)
+        return conduct(folder, engine, config, f"a3c {task}", began, resume, quiet, told, loop, episodes, eval_every)

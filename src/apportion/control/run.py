@@ -16,6 +16,7 @@ from apportion.control.engine import Engine
 from apportion.control.evaluate import EPISODES, TrainedPolicy, evaluate_policy, evaluate_run
 from apportion.control.host_engine import HostEngine
 from apportion.control.loop import Carry, Loop
+from apportion.control.periodic import Periodic
 from apportion.control.train import Overrides, configuration, prepare, summarise
 from apportion.core.errors import ApportionError
 from apportion.core.method import Method
@@ -43,13 +44,15 @@ def train_run(
     quiet: bool = False,
     callbacks: Iterable[Any] = (),
     episodes: int = EPISODES,
+    eval_every: int | None = None,
 ) -> dict[str, Any]:
     """Train in a folder and return what its summary.json holds.
 
     steps: environment steps; None takes the preset's. out: None makes it runs/METHOD-TASK-seedSEED. resume: go on
     with the run that the folder holds, or begin if it holds none. quiet: no progress on standard error.
     callbacks: see `runs.callbacks`; a run that one of them stopped has no summary.json yet, and resume goes on with it.
-    episodes: of the final evaluation.
+    episodes: of an evaluation. eval_every: environment steps between those before the end (see `periodic.Periodic`);
+    None makes only the one at the end.
 
     Raises ApportionError for what does not exist or fit, a folder that already holds a run (unless resume), a run of
     another configuration, a folder in use, a full disk, and training that became non-finite. At SIGINT it saves
@@ -60,10 +63,10 @@ def train_run(
     enable()
     pairs = list(overrides.items() if hasattr(overrides, "items") else overrides)
     engine = prepare(method, task, steps, pairs)
-    config = configuration(engine, check_seed(seed), pairs)
+    config = configuration(engine, check_seed(seed), pairs, eval_every, episodes)
     name = method if isinstance(method, str) else method.name.partition("[")[0]
     folder = Path("runs", f"{name}-{task}-seed{seed}") if out is None else Path(out)
-    return conduct(folder, engine, config, f"{name} {task}", began, resume, quiet, told, Loop, episodes)
+    return conduct(folder, engine, config, f"{name} {task}", began, resume, quiet, told, Loop, episodes, eval_every)
 
 
 def conduct(
@@ -77,6 +80,7 @@ def conduct(
     callbacks: Callbacks,
     loop: Callable[..., Any],
     episodes: int = EPISODES,
+    eval_every: int | None = None,
 ) -> dict[str, Any]:
     """A run in its folder from wherever it stands to its end. loop: makes what trains, as `Loop` is made."""
     with locked(folder):
@@ -84,13 +88,13 @@ def conduct(
         if (folder / SUMMARY).exists():
             return read_json(folder / SUMMARY, "the summary of a run")
         with Display(name, engine.total_steps, quiet=quiet) as display, Interrupt() as interrupt:
-            session = Session(folder, engine, config["seed"], began, loop)
+            session = Session(folder, engine, config["seed"], began, loop, episodes, eval_every)
             info = RunInfo(
                 name, folder, config, engine.total_steps, "env_steps", session.metrics.read(), session.policy
             )
             callbacks("on_start", info)
             session.train(display, interrupt, callbacks)
-            summary = session.finish(episodes)
+            summary = session.finish()
         callbacks("on_end", summary)
         return summary
 
@@ -99,7 +103,14 @@ class Session:
     """One process's part of a run: from its checkpoint, if there is one, to the end."""
 
     def __init__(
-        self, folder: Path, engine: Engine | HostEngine, seed: int, began: float, loop: Callable[..., Any]
+        self,
+        folder: Path,
+        engine: Engine | HostEngine,
+        seed: int,
+        began: float,
+        loop: Callable[..., Any],
+        episodes: int,
+        eval_every: int | None,
     ) -> None:
         self.folder, self.engine, self.seed = folder, engine, seed
         path, about, arrays = folder / CHECKPOINT, {"metrics_bytes": 0, "rows": 0}, None
@@ -111,6 +122,9 @@ class Session:
         self.metrics = Lines(folder / METRICS, about["metrics_bytes"], about["rows"])
         kept, before = timing(folder / TIMING, about["rows"])
         self.timing = Lines(folder / TIMING, kept, about["rows"])
+
+        told, spent = self.metrics.read(), before.get("eval_seconds", 0.0)
+        self.periodic = Periodic(engine, eval_every, episodes, seed, told[-1]["env_steps"] if told else 0, spent)
 
         def restore(template: Carry) -> Carry:
             return checkpoint.restore(path, arrays or {}, template)
@@ -129,6 +143,12 @@ class Session:
         """Seconds spent on the run, those of earlier sessions included."""
         return time.perf_counter() - self._zero
 
+    @property
+    def clock(self) -> dict[str, float]:
+        """All seconds so far, and of them those of compiling and of evaluations."""
+        told = {"seconds": self.seconds, "compile_seconds": self.compiling, "eval_seconds": self.periodic.seconds}
+        return {name: round(value, 3) for name, value in told.items()}
+
     def policy(self) -> TrainedPolicy:
         """The policy as it is now."""
         networks = self.engine.networks(self.loop.carry.state)
@@ -142,9 +162,9 @@ class Session:
                 self.stop()
             for row in self.loop.step():
                 if row is not None:
+                    row = self.periodic.look(row, lambda: self.engine.networks(self.loop.carry.state))
                     self.metrics.add(row)
-                    timing = {"seconds": round(self.seconds, 3), "compile_seconds": round(self.compiling, 3)}
-                    self.timing.add({"env_steps": row["env_steps"]} | timing)
+                    self.timing.add({"env_steps": row["env_steps"]} | self.clock)
                     display.row(row)
                     callbacks("on_row", row)
             display.at(int(self.loop.env_steps))
@@ -174,13 +194,13 @@ class Session:
     def _say_stopped(self) -> None:
         say_stopped(f"{self.about['env_steps']:,} environment steps", self.folder)
 
-    def finish(self, episodes: int) -> dict[str, Any]:
+    def finish(self) -> dict[str, Any]:
         """The summary; of a run that has reached its steps, it and the policy are written."""
-        networks, seconds = self.engine.networks(self.loop.carry.state), self.seconds
+        networks, clock = self.engine.networks(self.loop.carry.state), self.clock
         if self.loop.done:
             self._write(POLICY, networks)
-        score = evaluate_policy(self.engine.simulator, self.engine.policy, networks, episodes, self.seed)
-        summary = summarise(self.engine, self.seed, self.about, score, seconds, self.compiling)
+        score = evaluate_policy(self.engine.simulator, self.engine.policy, networks, self.periodic.episodes, self.seed)
+        summary = summarise(self.engine, self.seed, self.about, score, clock)
         summary["out"] = str(self.folder)
         if self.loop.done:
             write_json(self.folder / SUMMARY, summary)

@@ -14,11 +14,12 @@ import jax
 import numpy as np
 
 from apportion.control.cache import enable
-from apportion.control.engine import Engine, Plan, Setup
+from apportion.control.engine import Engine, Plan, Setup, TrainState
 from apportion.control.evaluate import EPISODES, Evaluation, TrainedPolicy, evaluate_policy, find
 from apportion.control.host_engine import HostEngine
 from apportion.control.hosts import World
 from apportion.control.loop import Loop
+from apportion.control.periodic import Periodic, check_every
 from apportion.control.policy import Parameters
 from apportion.control.presets import resolve
 from apportion.control.simulators import Simulator
@@ -86,8 +87,14 @@ def prepare(
     return Engine(chosen, world, given, int(steps))
 
 
-def configuration(engine: Plan, seed: int, overrides: list[tuple[str, Any]]) -> dict[str, Any]:
-    """What config.json holds: everything that decides the run, and the versions it was made with."""
+def configuration(
+    engine: Plan,
+    seed: int,
+    overrides: list[tuple[str, Any]],
+    eval_every: int | None = None,
+    episodes: int = EPISODES,
+) -> dict[str, Any]:
+    """What config.json holds: everything that decides the run and its log, and the versions it was made with."""
     config = {
         "task": engine.simulator.id,
         "method": described(engine.method),
@@ -98,22 +105,26 @@ def configuration(engine: Plan, seed: int, overrides: list[tuple[str, Any]]) -> 
         "policy": dataclasses.asdict(engine.policy),
         "versions": versions("jax", "jaxlib", "numpy", "optax"),
     }
+    if check_every(eval_every) is not None:
+        config["evaluation"] = {"every": eval_every, "episodes": episodes}
     return json.loads(json.dumps(config))
 
 
 def summarise(
-    engine: Plan, seed: int, state: dict[str, int], score: Evaluation, seconds: float, compiling: float
+    engine: Plan, seed: int, state: dict[str, int], score: Evaluation, clock: dict[str, float]
 ) -> dict[str, Any]:
-    """What `summary.json` holds. state: env_steps and iteration. seconds: all, the `compiling` ones included."""
+    """What `summary.json` holds. state: env_steps and iteration. clock: all seconds of the run until its last step,
+    and of them compile_seconds and eval_seconds."""
+    training = clock["seconds"] - clock["compile_seconds"] - clock["eval_seconds"]
     return {
         "method": engine.method.name,
         "task": engine.simulator.id,
         "seed": seed,
         **score.summary(),
         **state,
-        "wall_seconds": round(seconds, 3),
-        "compile_seconds": round(compiling, 3),
-        "steps_per_second": round(state["env_steps"] / max(seconds - compiling, 1e-9), 1),
+        "wall_seconds": round(clock["seconds"], 3),
+        "compile_seconds": round(clock["compile_seconds"], 3),
+        "steps_per_second": round(state["env_steps"] / max(training, 1e-9), 1),
     }
 
 
@@ -128,6 +139,7 @@ def train(
     overrides: Overrides = ...,
     setup: Setup | None = ...,
     episodes: int = ...,
+    eval_every: int | None = ...,
     callbacks: Iterable[Any] = ...,
 ) -> Run: ...
 @overload
@@ -141,6 +153,7 @@ def train(
     overrides: Overrides = ...,
     setup: Setup | None = ...,
     episodes: int = ...,
+    eval_every: int | None = ...,
     callbacks: Iterable[Any] = ...,
 ) -> list[Run]: ...
 def train(
@@ -153,11 +166,13 @@ def train(
     overrides: Overrides = (),
     setup: Setup | None = None,
     episodes: int = EPISODES,
+    eval_every: int | None = None,
     callbacks: Iterable[Any] = (),
 ) -> Run | list[Run]:
     """Train and return the run, or one run a seed when `seeds` is given (all in one program, side by side).
 
-    method, task, steps, overrides, setup: see `prepare`. episodes: of the evaluation in `summary`. Of many seeds,
+    method, task, steps, overrides, setup: see `prepare`. episodes: of the evaluation in `summary`. eval_every:
+    environment steps between evaluations on the way, whose eval_return_mean is in the metrics. Of many seeds,
     wall_seconds and compile_seconds are those of the whole program and steps_per_second is each one's share.
     callbacks: of a single run, see `runs.callbacks`; when one stops it, what was trained so far is returned.
 
@@ -172,42 +187,60 @@ def train(
     told = Callbacks(callbacks)
     engine = prepare(method, task, steps, overrides, setup)
     if seeds is None:
-        return _train(engine, wanted[0], episodes, began, told)[0]
+        return _train(engine, wanted[0], episodes, eval_every, began, told)[0]
     if told.all:
         raise ApportionError("callbacks follow one run; give them with seed=, not with seeds=")
     if isinstance(engine, Engine):
-        return _train(engine, wanted, episodes, began, told)
-    return [_train(engine, one, episodes, time.perf_counter(), told)[0] for one in wanted]
+        return _train(engine, wanted, episodes, eval_every, began, told)
+    return [_train(engine, one, episodes, eval_every, time.perf_counter(), told)[0] for one in wanted]
 
 
 def _train(
-    engine: Engine | HostEngine, seeds: int | list[int], episodes: int, began: float, callbacks: Callbacks
+    engine: Engine | HostEngine,
+    seeds: int | list[int],
+    episodes: int,
+    eval_every: int | None,
+    began: float,
+    callbacks: Callbacks,
 ) -> list[Run]:
     """The runs of one loop."""
-    loop = Loop(engine, seeds)
     wanted = [seeds] if isinstance(seeds, int) else seeds
+    periodic = [Periodic(engine, eval_every, episodes, one) for one in wanted]
+    loop = Loop(engine, seeds)
     metrics: list[list[dict[str, Any]]] = [[] for _ in wanted]
 
+    def networks(i: int) -> Parameters:
+        return engine.networks(_state(loop, seeds, i))
+
     def policy() -> TrainedPolicy:
-        return TrainedPolicy(engine.simulator, engine.policy, engine.networks(loop.carry.state), wanted[0])
+        return TrainedPolicy(engine.simulator, engine.policy, networks(0), wanted[0])
 
     name = f"{engine.method.name.partition('[')[0]} {engine.simulator.id}"
-    config = configuration(engine, wanted[0], [])
+    config = configuration(engine, wanted[0], [], eval_every, episodes)
     callbacks("on_start", RunInfo(name, None, config, engine.total_steps, "env_steps", [], policy))
     while not (loop.done or callbacks.stopped):
-        for log, row in zip(metrics, loop.step(), strict=False):
+        for i, row in enumerate(loop.step()):
             if row is not None:
-                log.append(row)
+                row = periodic[i].look(row, functools.partial(networks, i))
+                metrics[i].append(row)
                 callbacks("on_row", row)
-    seconds = time.perf_counter() - began
+    clock = {
+        "seconds": time.perf_counter() - began,
+        "compile_seconds": loop.compile_seconds,
+        "eval_seconds": sum(p.seconds for p in periodic),
+    }
     runs = []
     for i, one in enumerate(wanted):
-        at = () if isinstance(seeds, int) else (i,)
-        state = jax.tree.map(lambda x, at=at: np.asarray(x)[at], loop.carry.state)
-        networks = engine.networks(state)
-        score = evaluate_policy(engine.simulator, engine.policy, networks, episodes, one)
-        about = {"env_steps": int(loop.env_steps[at]), "iterations": int(loop.iterations[at])}
-        summary = summarise(engine, one, about, score, seconds, loop.compile_seconds)
-        runs.append(Run(engine, one, state.parameters, networks, metrics[i], summary))
+        state, trained = _state(loop, seeds, i), networks(i)
+        score = evaluate_policy(engine.simulator, engine.policy, trained, episodes, one)
+        about = {"env_steps": int(state.env_steps), "iterations": int(state.iteration)}
+        summary = summarise(engine, one, about, score, clock)
+        runs.append(Run(engine, one, np.asarray(state.parameters), trained, metrics[i], summary))
     callbacks("on_end", runs[0].summary)
     return runs
+
+
+def _state(loop: Loop, seeds: int | list[int], i: int) -> TrainState:
+    """The state of the loop's run number i, in NumPy."""
+    at = () if isinstance(seeds, int) else (i,)
+    return jax.tree.map(lambda x: np.asarray(x)[at], loop.carry.state)

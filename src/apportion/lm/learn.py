@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from apportion.core.errors import ApportionError, Diverged, InvalidMethod
+from apportion.core.errors import ApportionError, InvalidMethod
 from apportion.core.method import Method
 from apportion.core.parts import KL
 from apportion.core.rollouts import Rollouts
@@ -20,8 +19,13 @@ from apportion.core.update import Adam
 from apportion.core.weigh import Ledger, advantages, needs
 from apportion.lm.account import Account, Ragged, Signals, Terms, dense
 from apportion.lm.generate import Completions
+from apportion.lm.memory import release
 from apportion.lm.models import LanguageModel
+from apportion.lm.optimiser import Optimiser
 from apportion.lm.passes import batches, logprobs, score
+
+LARGE = 10_000_000
+"""Weights of a model from which on memory is given back between batches."""
 
 
 def rollouts(
@@ -71,7 +75,7 @@ class Learner:
 
     method: any catalogue entry without a critic. reference: the frozen model of the KL penalty (or teacher); a model
     with a LoRA adapter is its own reference. seed: of the minibatches' order. tokens: that go through the model at a
-    time, for memory (None: 768 on a CPU, 16384 on a GPU); the gradient does not depend on it. checkpointing: work
+    time, for memory (None: 512 on a CPU, 16384 on a GPU); the gradient does not depend on it. checkpointing: work
     activations out again in the backward pass. weight_decay: AdamW's.
 
     old: whose log-probabilities the ratio divides by. "sampler" takes `Rollouts.logq`; "trainer" this model's own
@@ -101,22 +105,14 @@ class Learner:
         if old == "sampler" and correction:
             raise ApportionError("correction weighs trainer against sampler, so old must be 'trainer'")
         self.method, self.language_model, self.reference = method, language_model, reference
-        self.seed, self.tokens = seed, tokens or (768 if language_model.device.type == "cpu" else 16384)
+        self.seed, self.tokens = seed, tokens or (512 if language_model.device.type == "cpu" else 16384)
         self.named = [(name, p) for name, p in language_model.model.named_parameters() if p.requires_grad]
         exact = all(p.dtype == torch.float32 for _, p in self.named)
         self.terms = Terms(old or ("sampler" if exact and not correction else "trainer"), correction, cap)
-        # Steps of a millionth are lost in the rounding of 16-bit weights, so the optimiser holds float32 ones.
-        self.master = [p if p.dtype == torch.float32 else p.detach().float().clone() for _, p in self.named]
         assert isinstance(method.update, Adam)
-        rule = method.update
-        self.optimiser = torch.optim.AdamW(
-            self.master,
-            lr=rule.learning_rate,
-            betas=(rule.b1, rule.b2),
-            eps=rule.eps,
-            weight_decay=weight_decay,
-            fused=True,
-        )
+        self.optimiser = Optimiser(self.named, method.update, weight_decay)
+        weights = sum(p.numel() for p in language_model.model.parameters())
+        self._tidy = language_model.device.type == "cpu" and weights >= LARGE
         self.collections = 0
         self.beta = method.kl.beta
         self.checkpointing = checkpointing
@@ -158,15 +154,13 @@ class Learner:
         if self.terms.old == "trainer" and not once and index:
             exists = np.arange(ledger.mask.shape[-1]) < completions.lengths[..., None]
             account.take_old(dense(self.old_logprobs(completions), exists), exists)
-        rate = self.method.update.rate(min(max(done, 0.0), 1.0))  # type: ignore[union-attr]
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
+        rate = self.optimiser.rule.rate(min(max(done, 0.0), 1.0))
         norms: list[float] = []
-        with self._training():
+        with self._training(), self.optimiser.gathering():
             for epoch in range(self.method.sampler.epochs):
                 for cut, scale in _cuts(index, cuts, [self.seed, self.collections, epoch]):
                     self._gradient(account, cut, scale, fresh=not norms)
-                    norms.append(self._move())
+                    norms.append(self.optimiser.move(rate))
         self.collections += 1
         signals = account.signals(len(index), norms, rate)
         kl = self.method.kl
@@ -188,6 +182,8 @@ class Learner:
         """Add the gradient of `scale` times the loss over some responses to the parameters, batch by batch."""
         shared = self.language_model.packed
         for batch in batches(account.completions, index, self.tokens, shared=shared):
+            if self._tidy:
+                release()
             scores = score(self.language_model, batch.rows, account.completions.sampling)
             w, spread = account.weigh(batch, scores.logp.detach(), scores.entropy.detach(), fresh)
             # The one loss line: -(stop_gradient(w) · log pi).sum(), and the bonus that has no (q, w) form.
@@ -195,37 +191,6 @@ class Learner:
             if self.method.entropy:
                 loss = loss - scale * self.method.entropy * (spread * scores.entropy).sum()
             loss.backward()
-            self._collect()
-
-    def _collect(self) -> None:
-        """Move the gradients of 16-bit weights to the float32 ones, where they add up without loss."""
-        for master, (_, p) in zip(self.master, self.named, strict=True):
-            if master is not p and p.grad is not None:
-                grad = p.grad.float()
-                master.grad = grad if master.grad is None else master.grad.add_(grad)
-                p.grad = None
-
-    def _move(self) -> float:
-        """One optimiser step on what has been gathered; the gradient's norm before it was clipped."""
-        grads = [m.grad for m in self.master if m.grad is not None]
-        total = torch.nn.utils.get_total_norm(grads)
-        norm = float(total)
-        if not math.isfinite(norm):
-            self.optimiser.zero_grad()
-            raise Diverged(
-                f"the gradient's norm is {norm} at collection {self.collections}, so no step was taken; "
-                "lower update.learning_rate or set update.max_grad_norm"
-            )
-        limit = self.method.update.max_grad_norm  # type: ignore[union-attr]
-        if limit is not None and norm > limit:
-            torch._foreach_mul_(grads, limit / norm)
-        self.optimiser.step()
-        self.optimiser.zero_grad()
-        with torch.no_grad():
-            for master, (_, p) in zip(self.master, self.named, strict=True):
-                if master is not p:
-                    p.copy_(master)
-        return norm
 
     @contextmanager
     def _training(self) -> Iterator[None]:
@@ -242,35 +207,18 @@ class Learner:
             model.eval()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything but the weights themselves, by name; float32 copies of 16-bit weights included."""
-        state = {"collections": torch.tensor(self.collections), "beta": torch.tensor(self.beta, dtype=torch.float64)}
-        for (name, p), master in zip(self.named, self.master, strict=True):
-            state |= {f"adam.{name}.{key}": x for key, x in self.optimiser.state.get(master, {}).items()}
-            if master is not p:
-                state[f"master.{name}"] = master.detach()
-        return state
+        """Everything but the weights themselves, by name."""
+        beta = torch.tensor(self.beta, dtype=torch.float64)
+        return {"collections": torch.tensor(self.collections), "beta": beta} | self.optimiser.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a `state_dict` (the weights come from the model's folder).
 
         Raises ApportionError where it is not of this model.
         """
+        own = {name: x for name, x in state.items() if name not in ("collections", "beta")}
+        self.optimiser.load_state_dict(own)
         self.collections, self.beta = int(state["collections"]), float(state["beta"])
-        self.optimiser.state.clear()
-        known = {"collections", "beta"}
-        for (name, p), master in zip(self.named, self.master, strict=True):
-            found = {key: state.get(f"adam.{name}.{key}") for key in ("step", "exp_avg", "exp_avg_sq")}
-            held = {key: x.to(p.device, copy=True) for key, x in found.items() if x is not None}
-            if held:
-                self.optimiser.state[master] = held
-            known |= {f"adam.{name}.{key}" for key in held}
-            if master is not p:
-                known.add(f"master.{name}")
-                with torch.no_grad():
-                    master.copy_(state[f"master.{name}"])
-                    p.copy_(master)
-        if strange := sorted(set(state) - known):
-            raise ApportionError(f"the learner's state holds {strange[0]}, which this model does not have")
 
 
 def _cuts(

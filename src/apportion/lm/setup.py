@@ -38,7 +38,8 @@ class Setup:
     overlong: the last so many tokens before max_tokens are punished softly (DAPO, eq. 13); 0 for none.
     mask_truncated: responses cut at max_tokens keep their reward in the baseline, but do not train.
     correction: importance weights against a sampler that differs from the trainer, "token" or "sequence"; None: none.
-    weight_decay: AdamW's. checkpointing: less memory for more time. batch_tokens: tokens in the model at once.
+    weight_decay: AdamW's. checkpointing: less memory for more time. batch_tokens: tokens in the model at once
+    (None: see `Learner`).
 
     steps: updates (collections learned from) of the run. completions, tokens: the run also ends with the update that
     reaches so many sampled responses, or response tokens. None of the three: 100 steps.
@@ -68,7 +69,7 @@ class Setup:
     correction: str | None = None
     weight_decay: float = 0.0
     checkpointing: bool = False
-    batch_tokens: int = 2048
+    batch_tokens: int | None = None
     steps: int | None = None
     completions: int | None = None
     tokens: int | None = None
@@ -109,7 +110,7 @@ _COUNTS = {
     "prompts": 1, "max_tokens": 1, "top_k": 0, "overlong": 0, "batch_tokens": 1, "steps": 1, "completions": 1,
     "tokens": 1, "eval_every": 0, "eval_size": 1, "eval_samples": 1, "samples": 0,
 }  # fmt: skip
-_OPTIONAL = ("steps", "completions", "tokens")
+_OPTIONAL = ("steps", "completions", "tokens", "batch_tokens")
 
 
 def _real(value: Any) -> bool:

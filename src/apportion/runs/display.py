@@ -12,15 +12,6 @@ from typing import Any
 PLAIN_SECONDS = 5.0
 """Time between two lines of progress where there is no terminal."""
 
-SHOWN = {
-    "return": ("return_mean", ".2f"),
-    "loss": ("loss", ".3g"),
-    "eval": ("eval_accuracy", ".1%"),
-    "entropy": ("entropy", ".2f"),
-    "clip": ("clip_fraction", ".2f"),
-}
-"""Signals of a log row that are shown with the progress: their names there, and how."""
-
 
 class Interrupt:
     """Holds the first SIGINT back until the iteration is whole; a second one interrupts at once."""
@@ -52,7 +43,8 @@ def say_stopped(at: str, folder: Path) -> None:
 SIGNALS = {
     "return": ("return_mean", ".2f"),
     "loss": ("loss", ".3g"),
-    "eval": ("eval_accuracy", ".1%"),
+    "evaluated": ("eval_return_mean", ".2f"),
+    "right": ("eval_accuracy", ".1%"),
     "kl": ("kl", ".2g"),
     "clip": ("clip_fraction", ".2f"),
     "entropy": ("entropy", ".2f"),

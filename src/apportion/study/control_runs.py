@@ -36,6 +36,7 @@ def train(cell: Cell, folder: Path) -> None:
         resume=True,
         quiet=True,
         episodes=cell.episodes,
+        eval_every=cell.eval_every,
     )
 
 
@@ -57,12 +58,15 @@ def disk(cell: Cell) -> int:
 
 def evaluations(folder: Path) -> list[dict[str, Any]]:
     """The evaluations of the run in a folder, as rows of the study's table."""
-    out = [
-        {"kind": "training", "steps": r["env_steps"]}
-        | {name: r[name] for name in ("return_mean", "episodes", "seconds", "compile_seconds")}
-        for r in logs.rows(folder)
-        if r["return_mean"] is not None
-    ]
+    out: list[dict[str, Any]] = []
+    for r in logs.rows(folder):
+        seconds = r["seconds"] - r.get("eval_seconds", 0.0)
+        at = {"steps": r["env_steps"], "seconds": seconds, "compile_seconds": r["compile_seconds"]}
+        if r["return_mean"] is not None:
+            out.append({"kind": "training", "return_mean": r["return_mean"], "episodes": r["episodes"]} | at)
+        if "eval_return_mean" in r:
+            names = ("return_mean", "return_low", "return_high", "episodes")
+            out.append({"kind": "evaluation"} | {name: r[f"eval_{name}"] for name in names} | at)
     if (end := logs.summary(folder)) is not None:
         low, high = end["return_ci"]
         out.append(

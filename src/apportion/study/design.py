@@ -13,7 +13,7 @@ from apportion.core.catalogue import method as entry
 from apportion.core.errors import ApportionError, UnknownName
 from apportion.core.method import Method
 from apportion.core.values import value
-from apportion.study.budgets import LANGUAGE, UNITS, Budget, budgets, every
+from apportion.study.budgets import CONTROL, LANGUAGE, UNITS, Budget, budgets, every
 from apportion.study.checks import distinct, is_table, known_only, real, several, text, whole
 from apportion.study.tuning import Setting, Tuning
 
@@ -51,21 +51,24 @@ class Evaluation:
     by task, the scores that count as 0 and 1; where none are given, those that the task's rules allow
     (`results.BOUNDS`; 0 and 1 for accuracies), or else the lowest and highest score that the study finds.
     thresholds: by task, the score whose first crossing in training is timed; where none is given, 90% of the way
-    between the bounds.
+    between the bounds. every: environment steps between such evaluations on the way, of runs on control tasks (None:
+    only the final one); they are drawn beside the training curves.
     """
 
     episodes: int = 20
     score: str = "final"
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     thresholds: Mapping[str, float] = field(default_factory=dict)
+    every: int | None = None
 
 
 @dataclass(frozen=True)
 class Cell:
     """One run: an arm on a task with a seed.
 
-    settings: changes and what tuning chose. folder: where it lies in the study's. trial: which trial of tuning it
-    belongs to, or None. lm: of a language-model task, its table in the study file. threads: of PyTorch.
+    settings: changes and what tuning chose. folder: where it lies in the study's. eval_every: see `Evaluation.every`;
+    tuning has none. trial: which trial of tuning it belongs to, or None. lm: of a language-model task, its table in
+    the study file. threads: of PyTorch.
     """
 
     arm: str
@@ -76,6 +79,7 @@ class Cell:
     folder: str
     settings: tuple[Setting, ...] = ()
     episodes: int = 20
+    eval_every: int | None = None
     trial: int | None = None
     imports: tuple[str, ...] = ()
     lm: Mapping[str, Any] | None = None
@@ -139,7 +143,10 @@ class Study:
     ) -> Cell:
         together = (*arm.changes, *settings)
         budget, episodes, lm = self.budget[task], self.evaluation.episodes, self.lm.get(task)
-        return Cell(arm.label, arm.method, task, seed, budget, folder, together, episodes, trial, self.imports, lm)
+        every = self.evaluation.every if trial is None and budget.unit in CONTROL else None
+        return Cell(
+            arm.label, arm.method, task, seed, budget, folder, together, episodes, every, trial, self.imports, lm
+        )
 
 
 def plan(
@@ -182,7 +189,7 @@ def plan(
         numbers,
         every({"steps": steps, "completions": completions, "tokens": tokens}, tasks, models),
         text("title", title),
-        evaluation if isinstance(evaluation, Evaluation) else _evaluation(evaluation or {}, tasks),
+        evaluation if isinstance(evaluation, Evaluation) else _evaluation(evaluation or {}, tasks, models),
         tuning if isinstance(tuning, Tuning | None) else _tuning(tuning, arms, tasks, numbers, models),
         tuple(text("imports", name) for name in imports),
         models,
@@ -253,12 +260,20 @@ def _models(lm: Any, tasks: Sequence[str]) -> dict[str, dict[str, Any]]:
     return out
 
 
-def _evaluation(table: Any, tasks: Sequence[str]) -> Evaluation:
+def _evaluation(table: Any, tasks: Sequence[str], models: Mapping[str, Any]) -> Evaluation:
     is_table("evaluation", table)
     known_only("key of evaluation", table, [f.name for f in dataclasses.fields(Evaluation)])
     out = Evaluation(**table)
     if not whole(out.episodes) or out.episodes < 1:
         raise ApportionError(f"evaluation.episodes is {out.episodes!r}; it must be a whole number of 1 or more")
+    if out.every is not None and (not whole(out.every) or out.every < 1):
+        raise ApportionError(
+            f"evaluation.every is {out.every!r}; it must be a whole number of environment steps, 1 or more"
+        )
+    if out.every is not None and set(tasks) <= set(models):
+        raise ApportionError(
+            f"evaluation.every is {out.every} environment steps, and no task has any; give eval_every in lm.{tasks[0]}"
+        )
     if out.score not in SCORES:
         raise UnknownName("evaluation.score", str(out.score), SCORES)
     for name in ("bounds", "thresholds"):

@@ -90,6 +90,7 @@ def record(study: Study) -> dict[str, Any]:
             "score": e.score,
             "bounds": {task: list(pair) for task, pair in e.bounds.items()},
             "thresholds": dict(e.thresholds),
+            **({} if e.every is None else {"every": e.every}),
         },
         "tuning": None
         if t is None

@@ -24,6 +24,7 @@ BAND = "Line: mean of the runs; band: 95% bootstrap interval of it."
 NAMES = {"return_mean": "return", "accuracy": "accuracy"}
 """What is measured, in words."""
 BESIDE = {
+    "evaluated": ("return of evaluations", "Whole episodes, most likely actions.", "return"),
     "accuracy": ("accuracy on the evaluation data", "Straight between two evaluations.", "accuracy"),
     "length_right": ("length of right answers", "Completions sampled for training whose first reward is 1.", "tokens"),
     "length_wrong": (
@@ -169,7 +170,7 @@ def curves(found: Results, task: str) -> Chart:
 
 
 def beside(found: Results, task: str) -> Iterator[Chart]:
-    """What else language models are looked at by: accuracy on unseen problems, lengths of right and wrong answers."""
+    """What else runs are looked at by: evaluations on the way; of language models also lengths of answers."""
     budget = found.budget(task)
     for name, (title, what, y) in BESIDE.items():
         by = found.further[name]

@@ -20,12 +20,14 @@ Key = tuple[str, str]
 """(arm, task)."""
 BOUNDS = {"CartPole-v1": (0.0, 500.0), "Acrobot-v1": (-500.0, 0.0), "MountainCar-v0": (-200.0, 0.0)}
 """The lowest and highest return that a task's own rules allow."""
+EVALUATED = ("evaluation", "final")
 FURTHER = {
-    "accuracy": (("evaluation", "final"), "accuracy"),
+    "evaluated": (EVALUATED, "return_mean"),
+    "accuracy": (EVALUATED, "accuracy"),
     "length_right": (("training",), "length_right"),
     "length_wrong": (("training",), "length_wrong"),
 }
-"""Curves of language models beside the one they are scored by: kinds of rows, and column."""
+"""Curves beside that of training: kinds of rows, and column."""
 NEAR_TOP = 0.9
 """Where no threshold is given: the fraction of the way from the lower to the higher bound."""
 
@@ -51,7 +53,7 @@ class Results:
     measures: by task, the column that scores and curves are of: "return_mean", or "accuracy". seeds, scores, whole: by
     (arm, task), [runs]; whole is a run's seconds. curves, seconds: by (arm, task), [runs, POINTS], what was measured in
     training and the seconds without compilation at `grid(budget)`. further: by name in `FURTHER`, the same of what
-    language models are looked at beside; runs that never had it are left out. bounds: by task. states: by (arm, task),
+    runs are looked at beside; those that never had it are left out. bounds: by task. states: by (arm, task),
     how many runs are in which state.
     """
 
@@ -170,6 +172,8 @@ def results(table: pd.DataFrame, record: Mapping[str, Any]) -> Results:
         seconds.setdefault((arm, task), []).append(clock)
         whole.setdefault((arm, task), []).append(run["seconds"].max())
         for name, (kinds, column) in FURTHER.items():
+            if name == "evaluated" and measures[task] == "accuracy":
+                continue
             if (line := _line(run, budget[task], kinds, column)) is not None:
                 further[name].setdefault((arm, task), []).append(line)
 
@@ -244,8 +248,9 @@ def _curve(run: pd.DataFrame, budget: Budget, measure: str, low: float) -> tuple
 
 
 def _line(run: pd.DataFrame, budget: Budget, kinds: tuple[str, ...], column: str) -> np.ndarray | None:
-    """A column of a run's rows of these kinds at the grid's points [POINTS]; None where there is no number in it."""
-    if column not in run:
+    """A column of a run's rows of these kinds at the grid's points [POINTS]; None where there is no number in it, or
+    only that of the end."""
+    if column not in run or not (run["kind"] == kinds[0]).any():
         return None
     rows = run[run["kind"].isin(kinds)].dropna(subset=[column])
     if not len(rows):
