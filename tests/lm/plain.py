@@ -100,10 +100,17 @@ def gradient(made, loss):
 def engine_gradient(method, made, completions, rolled, **options):
     """Gradients by name that one collection leaves in the engine, before any step."""
     learner = Learner(method, made, made, **options)
-    learner.optimiser.move = lambda rate: 0.0
-    made.model.zero_grad()
+    return gathered(learner, completions, rolled)
+
+
+def gathered(learner, completions, rolled):
+    """Gradients by name of a learner's step, which is not taken."""
+    found = {}
+    learner.optimiser.move = lambda rate: (
+        found.update((k, x.clone()) for k, x in learner.optimiser.gradients.items()) or 0.0
+    )
     learner.step(completions, rolled)
-    return {name: p.grad for name, p in made.model.named_parameters()}
+    return found
 
 
 def assert_same(found, wanted, near=1e-5):

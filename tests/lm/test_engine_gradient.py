@@ -157,9 +157,7 @@ def test_an_adapter_gets_the_gradient_and_its_absence_is_the_reference(sampler, 
         assert_close(learner.old_logprobs(completions), learner.reference_logprobs(completions))
     assert_close(learner.reference_logprobs(completions), passes.logprobs(sampler, completions))
     rolled = plain.book(completions, logref=learner.reference_logprobs(completions))
-    learner.optimiser.move = lambda rate: 0.0
-    learner.step(completions, rolled)
-    found = {name: p.grad for name, p in made.model.named_parameters() if p.requires_grad}
+    found = plain.gathered(learner, completions, rolled)
     assert all("lora_" in name for name in found)
     merged = copy.deepcopy(made.model)
     loss = weighted(methods.grpo, completions, rolled)

@@ -25,7 +25,7 @@ from apportion.lm.optimiser import Optimiser
 from apportion.lm.passes import batches, logprobs, score
 
 LARGE = 10_000_000
-"""Weights of a model from which on memory is given back between batches."""
+"""Weights of a model from which on freed memory is given back."""
 
 
 def rollouts(
@@ -111,8 +111,7 @@ class Learner:
         self.terms = Terms(old or ("sampler" if exact and not correction else "trainer"), correction, cap)
         assert isinstance(method.update, Adam)
         self.optimiser = Optimiser(self.named, method.update, weight_decay)
-        weights = sum(p.numel() for p in language_model.model.parameters())
-        self._tidy = language_model.device.type == "cpu" and weights >= LARGE
+        self._large = sum(p.numel() for p in language_model.model.parameters()) >= LARGE
         self.collections = 0
         self.beta = method.kl.beta
         self.checkpointing = checkpointing
@@ -159,7 +158,9 @@ class Learner:
         with self._training(), self.optimiser.gathering():
             for epoch in range(self.method.sampler.epochs):
                 for cut, scale in _cuts(index, cuts, [self.seed, self.collections, epoch]):
+                    self._tidy()
                     self._gradient(account, cut, scale, fresh=not norms)
+                    self._tidy()
                     norms.append(self.optimiser.move(rate))
         self.collections += 1
         signals = account.signals(len(index), norms, rate)
@@ -178,12 +179,15 @@ class Learner:
             pull = ledger.share + bool(self.method.entropy) * ledger.mask
         return [(int(n), int(g)) for n, g in np.argwhere(((pull != 0) & ledger.mask).any(-1))]
 
+    def _tidy(self) -> None:
+        """What sampling or a gradient has freed goes back to the system before more is taken."""
+        if self._large and self.language_model.device.type == "cpu":
+            release()
+
     def _gradient(self, account: Account, index: Sequence[tuple[int, int]], scale: float, fresh: bool) -> None:
         """Add the gradient of `scale` times the loss over some responses to the parameters, batch by batch."""
         shared = self.language_model.packed
         for batch in batches(account.completions, index, self.tokens, shared=shared):
-            if self._tidy:
-                release()
             scores = score(self.language_model, batch.rows, account.completions.sampling)
             w, spread = account.weigh(batch, scores.logp.detach(), scores.entropy.detach(), fresh)
             # The one loss line: -(stop_gradient(w) · log pi).sum(), and the bonus that has no (q, w) form.

@@ -35,14 +35,26 @@ def split(wide: Tensor, weight: Tensor, rest: Tensor) -> None:
 
 
 class Optimiser:
-    """AdamW with the numbers of an `Adam`. named: the parameters that are trained, float32 or bfloat16."""
+    """AdamW with the numbers of an `Adam`. named: the parameters that are trained, float32 or bfloat16.
+
+    What lives longer than a batch, moments and summed gradients, lies in one piece of memory each: many small ones
+    between the activations that come and go would leave holes that no later tensor fits into.
+    """
 
     def __init__(self, named: Sequence[tuple[str, torch.nn.Parameter]], rule: Adam, weight_decay: float = 0.0) -> None:
         self.named, self.rule, self.weight_decay = named, rule, weight_decay
         narrow = [(name, p) for name, p in named if p.dtype != torch.float32]
         self.rest = {name: torch.zeros_like(p, dtype=torch.int16, requires_grad=False) for name, p in narrow}
-        self.moments: dict[str, tuple[Tensor, ...]] = {}
-        self._sums: dict[str, Tensor] = {}
+        mean, square = self._zeros(), self._zeros()
+        self.moments = {name: (torch.zeros((), device=p.device), mean[name], square[name]) for name, p in named}
+        self._sums = self._zeros()
+        self._touched: set[str] = set()
+
+    def _zeros(self) -> dict[str, Tensor]:
+        """Float32 zeros for every parameter, by name."""
+        sizes = [p.numel() for _, p in self.named]
+        parts = torch.zeros(sum(sizes), device=self.named[0][1].device).split(sizes)
+        return {name: part.view(p.shape) for (name, p), part in zip(self.named, parts, strict=True)}
 
     @torch.no_grad()
     def weight(self, name: str) -> Tensor:
@@ -50,56 +62,61 @@ class Optimiser:
         p = dict(self.named)[name]
         return join(p, self.rest[name]) if name in self.rest else p
 
+    @property
+    def gradients(self) -> dict[str, Tensor]:
+        """The float32 sums of what backward passes have left, of the parameters that were in them."""
+        return {name: self._sums[name] for name, _ in self.named if name in self._touched}
+
     @contextmanager
     def gathering(self) -> Iterator[None]:
-        """While backward passes run: the gradients of bfloat16 weights go to float32 sums as soon as they are there."""
+        """While backward passes run: gradients add up in float32; those of bfloat16 weights go there one by one."""
 
         def take(name: str, p: Tensor) -> None:
-            assert p.grad is not None
-            if name in self._sums:
+            self._touched.add(name)
+            if name in self.rest:
+                assert p.grad is not None
                 self._sums[name] += p.grad
-            else:
-                self._sums[name] = p.grad.float()
-            p.grad = None
+                p.grad = None
 
-        narrow = [(name, p) for name, p in self.named if name in self.rest]
-        hooks = [p.register_post_accumulate_grad_hook(lambda p, name=name: take(name, p)) for name, p in narrow]
+        hooks = [p.register_post_accumulate_grad_hook(lambda p, name=name: take(name, p)) for name, p in self.named]
+        for name, p in self.named:
+            p.grad = None if name in self.rest else self._sums[name]
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
+            for _, p in self.named:
+                p.grad = None
+            for grad in self.gradients.values():  # where a step was not taken
+                grad.zero_()
+            self._touched.clear()
 
     def move(self, rate: float) -> float:
-        """One step on what has been gathered; the gradient's norm before it was clipped.
+        """One step on what has been gathered since the last; the gradient's norm before it was clipped.
 
         Raises Diverged, without a step, for a norm that is not finite.
         """
-        grads = {name: g for name, p in self.named if (g := self._sums.get(name, p.grad)) is not None}
+        grads = self.gradients
         norm = float(torch.nn.utils.get_total_norm(list(grads.values())))
-        try:
-            if not math.isfinite(norm):
-                raise Diverged(
-                    f"the gradient's norm is {norm}, so no step was taken; lower update.learning_rate or set "
-                    "update.max_grad_norm"
-                )
-            limit = self.rule.max_grad_norm
-            if limit is not None and norm > limit:
-                torch._foreach_mul_(list(grads.values()), limit / norm)
-            for name, p in self.named:
-                if name in grads:
-                    self._step(name, p, grads[name], rate)
-        finally:
-            self._sums.clear()
-            for _, p in self.named:
-                p.grad = None
+        if not math.isfinite(norm):
+            raise Diverged(
+                f"the gradient's norm is {norm}, so no step was taken; lower update.learning_rate or set "
+                "update.max_grad_norm"
+            )
+        limit = self.rule.max_grad_norm
+        if limit is not None and norm > limit:
+            torch._foreach_mul_(list(grads.values()), limit / norm)
+        for name, p in self.named:
+            if name in grads:
+                self._step(name, p, grads[name], rate)
+                grads[name].zero_()
+        self._touched.clear()
         return norm
 
     @torch.no_grad()
     def _step(self, name: str, p: torch.nn.Parameter, grad: Tensor, rate: float) -> None:
         wide = self.weight(name)
-        if name not in self.moments:
-            self.moments[name] = (torch.zeros((), device=p.device), torch.zeros_like(wide), torch.zeros_like(wide))
         step, mean, square = self.moments[name]
         adamw(
             [wide],
@@ -133,10 +150,10 @@ class Optimiser:
         known = {key for each in keys.values() for key in each} | {f"rest.{name}" for name in self.rest}
         if strange := sorted(set(state) - known):
             raise ApportionError(f"the learner's state holds {strange[0]}, which this model does not have")
+        if lacking := sorted(known - set(state)):
+            raise ApportionError(f"the learner's state lacks {lacking[0]}; it is of another model or version")
         for name, rest in self.rest.items():
             rest.copy_(state[f"rest.{name}"])
-        self.moments = {
-            name: tuple(state[key].to(p.device, copy=True) for key in keys[name])
-            for name, p in self.named
-            if keys[name][0] in state
-        }
+        for name, moments in self.moments.items():
+            for key, own in zip(keys[name], moments, strict=True):
+                own.copy_(state[key])
