@@ -2,6 +2,7 @@
 
 import errno
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -358,6 +360,24 @@ def test_metrics_that_were_cut_by_hand(whole, tmp_path):
     out = copy(whole, tmp_path, SUMMARY, POLICY)
     (out / METRICS).write_text("")
     refused([METRICS, "shorter"], short, out, resume=True)
+
+
+def test_a_forked_child_does_not_keep_the_lock(tmp_path):
+    """Rewards are called in one, and it may outlive a run that was killed."""
+    fork = multiprocessing.get_context("fork")
+    there = fork.Event()
+    child = fork.Process(target=lambda: there.set() or time.sleep(60))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of threads, which this child does not need
+        with locked(tmp_path):
+            child.start()
+            assert there.wait(60)
+        try:
+            with locked(tmp_path):
+                refused(["in use"], short, tmp_path)
+        finally:
+            child.kill()
+            child.join()
 
 
 def test_files_without_a_configuration(whole, tmp_path):

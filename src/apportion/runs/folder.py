@@ -31,6 +31,20 @@ def described(method: Method) -> dict[str, str | float | None]:
     return {name: v if isinstance(v, str | float | None) else repr(v) for name, v in fields.items()}
 
 
+_held: set[int] = set()
+"""Descriptors of locked folders. A forked child has copies of them, and would keep the lock when this process dies."""
+
+
+def _let_go() -> None:
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """The folder, made if need be, for this process alone. The system lets go of it however the process ends."""
@@ -48,10 +62,13 @@ def locked(folder: Path) -> Iterator[None]:
         raise InUse(f"{folder} is in use by another process; wait for it, or name another --out") from None
     except (ImportError, OSError):
         pass  # no locks on this system or file system
+    _held.add(descriptor)
     try:
         yield
     finally:
-        os.close(descriptor)
+        if descriptor in _held:  # not so in a forked child
+            _held.remove(descriptor)
+            os.close(descriptor)
 
 
 def claim(folder: Path, config: dict[str, Any], resume: bool) -> None:
