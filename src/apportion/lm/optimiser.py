@@ -39,9 +39,13 @@ class Optimiser:
 
     What lives longer than a batch, moments and summed gradients, lies in one piece of memory each: many small ones
     between the activations that come and go would leave holes that no later tensor fits into.
+
+    Raises ApportionError where there is no parameter.
     """
 
     def __init__(self, named: Sequence[tuple[str, torch.nn.Parameter]], rule: Adam, weight_decay: float = 0.0) -> None:
+        if not named:
+            raise ApportionError("the model has no parameter that requires a gradient, so nothing would be trained")
         self.named, self.rule, self.weight_decay = named, rule, weight_decay
         narrow = [(name, p) for name, p in named if p.dtype != torch.float32]
         self.rest = {name: torch.zeros_like(p, dtype=torch.int16, requires_grad=False) for name, p in narrow}
