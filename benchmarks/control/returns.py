@@ -48,6 +48,8 @@ def main() -> None:
     ]
     print(f"{args.task}, {args.steps:,} steps")
     for name, train, seeds in programs:
+        if not seeds:
+            continue
         began = time.perf_counter()
         returns = [train(args.task, args.steps, seed) for seed in range(seeds)]
         told = ", ".join(f"{x:,.0f}" for x in returns)
