@@ -7,7 +7,7 @@ from apportion.core.errors import ApportionError
 from apportion.core.parts import LeaveOneOut
 from apportion.study import Arm, lm_runs, plan
 from apportion.study.files import presets, read, record, source
-from apportion.study.runner import check
+from apportion.study.runner import check, printed_plan
 from apportion.study.tuning import Tuning
 
 SMALLEST = 'methods = ["ppo", "dr_grpo"]\ntasks = ["CartPole-v1"]\nseeds = 2\nsteps = 60000\n'
@@ -60,6 +60,15 @@ def test_two_paths_may_move_together():
     assert all(dict(d)["setup.envs"] * dict(d)["sampler.horizon"] == 16 for d in drawn)
 
 
+def test_a_task_may_have_fewer_seeds():
+    text = SMALLEST.replace('["CartPole-v1"]', '["CartPole-v1", "Acrobot-v1"]').replace("seeds = 2", "")
+    study = read(text + '[seeds]\n"CartPole-v1" = 3\n"Acrobot-v1" = [4]\n')
+    assert study.seeds == (0, 1, 2, 4)
+    assert {(c.task, c.seed) for c in study.cells()} == {*(("CartPole-v1", s) for s in range(3)), ("Acrobot-v1", 4)}
+    assert record(study)["task_seeds"] == {"CartPole-v1": [0, 1, 2], "Acrobot-v1": [4]}
+    assert "  seeds    4 on Acrobot-v1\n" in printed_plan(study, 1)
+
+
 @pytest.mark.parametrize("name", presets())
 def test_presets_are_studies_that_can_run(name):
     study = read(*reversed(source(name)))
@@ -87,6 +96,9 @@ def test_the_record_tells_studies_apart():
         (SMALLEST.replace("60000", "true"), "steps is True for CartPole-v1"),
         (SMALLEST.replace("seeds = 2", "seeds = 0"), "seeds is 0"),
         (SMALLEST.replace("seeds = 2", "seeds = [1, 1]"), "seeds holds 1 twice"),
+        (SMALLEST.replace("seeds = 2", "") + '[seeds]\n"CartPole-v0" = 1', "unknown task in seeds 'CartPole-v0'"),
+        (SMALLEST.replace("seeds = 2", "seeds = {}"), "seeds has no number for CartPole-v1"),
+        (SMALLEST.replace("seeds = 2", 'seeds = { "CartPole-v1" = 0 }'), "seeds of CartPole-v1 is 0"),
         (SMALLEST.replace('"ppo", ', '"pppo", '), "did you mean 'ppo'?"),
         (SMALLEST.replace('"ppo", ', '"dr_grpo", '), "methods holds 'dr_grpo' twice; give each its own label"),
         (SMALLEST.replace('"ppo", ', '{ label = "x" }, '), "give a name, or a table"),

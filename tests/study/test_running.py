@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -73,6 +74,22 @@ def test_a_finished_study_is_not_run_again(undisturbed):
     run(read(FILE), undisturbed, source=FILE, quiet=True)
     assert bytes_of(undisturbed) == before
     assert {json.loads(f.read_text())["sessions"] for f in undisturbed.glob("cells/*/cell.json")} == {1}
+
+
+def test_a_study_goes_on_from_its_table(undisturbed, tmp_path):
+    """What a repository keeps of a study is enough: runs in the table are not run again, one that is not in it is."""
+    for name in ("study.json", "study.toml", "methods.json"):
+        (tmp_path / name).write_bytes((undisturbed / name).read_bytes())
+    whole = study.load(undisturbed)
+    lost = (whole["arm"] == "RLOO") & (whole["seed"] == 1)
+    whole[~lost].to_parquet(tmp_path / "evaluations.parquet")
+    assert [row.state for row in watch.progress(tmp_path)] == ["done", "done", "done", "waiting"]
+    run(read(FILE), tmp_path, source=FILE, quiet=True)
+    assert [f.name for f in tmp_path.glob("cells/*")] == ["rloo--CartPole-v1--seed1"]
+    assert {name: bytes_of(undisturbed)[name] for name in bytes_of(tmp_path)} == bytes_of(tmp_path)
+    both = [t.sort_values(["arm", "seed", "steps", "kind"]) for t in (study.load(tmp_path), whole)]
+    columns = [c for c in whole if c not in ("seconds", "compile_seconds", "commit", "setup")]
+    assert both[0][columns].astype(str).to_numpy().tolist() == both[1][columns].astype(str).to_numpy().tolist()
 
 
 def test_another_study_is_refused(undisturbed):
@@ -182,6 +199,14 @@ def test_tuning_picks_and_the_picked_settings_run(cache, tmp_path):
     table = study.load(out)
     assert set(table["phase"]) == {"study", "tuning"}
     assert "environment steps in all" in (out / "report.md").read_text()
+    for folder in ("cells", "tuning"):
+        shutil.rmtree(out / folder)
+    before = (out / TUNING).read_text(), (out / "results.csv").read_text()
+    run(plan, out, workers=2, quiet=True)
+    assert before == ((out / TUNING).read_text(), (out / "results.csv").read_text())
+    assert not (out / "tuning").exists(), "its table and its choice were kept: nothing runs again"
+    (out / TUNING).unlink()
+    assert [row.state for row in watch.progress(out)] == ["waiting", "waiting", "done"], "trials without their choice"
 
 
 def test_the_command_prints_its_plan_and_runs_nothing(study_file, tmp_path, monkeypatch, capsys):

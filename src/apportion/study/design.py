@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from apportion.core.catalogue import method as entry
@@ -96,7 +97,8 @@ class Cell:
 class Study:
     """A plan, checked but for what only a task can know. Made by `plan`, or from a file by `files.read`.
 
-    budget: of each task. lm: by task, what describes those that are language models' (see `plan`).
+    budget: of each task. lm: by task, what describes those that are language models' (see `plan`). task_seeds: which of
+    the seeds each task has, where they do not all have all.
     """
 
     arms: tuple[Arm, ...]
@@ -108,6 +110,7 @@ class Study:
     tuning: Tuning | None = None
     imports: tuple[str, ...] = ()
     lm: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    task_seeds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def cells(self, chosen: Mapping[tuple[str, str], tuple[Setting, ...]] | None = None) -> list[Cell]:
         """The runs that are compared, a seed of every arm before the next seed.
@@ -119,7 +122,7 @@ class Study:
             for seed in self.seeds
             for task in self.tasks
             for arm in self.arms
-            if arm.seeds is None or seed in arm.seeds
+            if seed in self.task_seeds.get(task, self.seeds) and (arm.seeds is None or seed in arm.seeds)
             if (picked := () if chosen is None else chosen.get((arm.label, task))) is not None
         ]
 
@@ -152,7 +155,7 @@ class Study:
 def plan(
     methods: Sequence[Any],
     tasks: Sequence[str],
-    seeds: int | Sequence[int],
+    seeds: int | Sequence[int] | Mapping[str, Any],
     steps: int | Mapping[str, int] | None = None,
     title: str = "Study",
     evaluation: Mapping[str, Any] | Evaluation | None = None,
@@ -165,8 +168,8 @@ def plan(
     """The study of these methods on these tasks. The arguments are the keys of a study file.
 
     methods: names, `Method`s, `Arm`s or tables {method, label, set, tune, seeds}. tasks: Gymnasium ids, or names in lm.
-    seeds: how many (from 0), or which. steps: environment steps of every run, or by task. imports: modules to import
-    before a run, for tasks of one's own.
+    seeds: how many (from 0), or which; or a table of these by task. steps: environment steps of every run, or by task.
+    imports: modules to import before a run, for tasks of one's own.
 
     lm: by task, what makes it a language model's: {preset} and fields of `lm.Setup` (model, data, reward, eval_data and
     so on) but its budget. completions, tokens: the budget of its runs, in one of the two, or by task. What is sampled
@@ -177,7 +180,8 @@ def plan(
     >>> [cell.name for cell in plan(["ppo", "dr_grpo"], ["CartPole-v1"], seeds=1, steps=1000).cells()]
     ['ppo on CartPole-v1, seed 0', 'dr_grpo on CartPole-v1, seed 0']
     """
-    numbers = seed_list("seeds", seeds)
+    by_task = _seeds_by_task(seeds, several("tasks", tasks)) if isinstance(seeds, Mapping) else {}
+    numbers = tuple(sorted(set(chain(*by_task.values())))) if by_task else seed_list("seeds", seeds)
     arms = tuple(_arm(m, numbers) for m in several("methods", methods))
     distinct("methods", [a.label for a in arms], "give each its own label")
     distinct("methods", [a.slug for a in arms], "labels must differ in more than case and signs")
@@ -193,7 +197,16 @@ def plan(
         tuning if isinstance(tuning, Tuning | None) else _tuning(tuning, arms, tasks, numbers, models),
         tuple(text("imports", name) for name in imports),
         models,
+        by_task,
     )
+
+
+def _seeds_by_task(given: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    known_only("task in seeds", given, tasks)
+    for task in tasks:
+        if task not in given:
+            raise ApportionError(f"seeds has no number for {task}; where it is a table, it names every task")
+    return {task: seed_list(f"seeds of {task}", given[task]) for task in tasks}
 
 
 def seed_list(name: str, seeds: Any) -> tuple[int, ...]:

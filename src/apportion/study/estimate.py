@@ -59,6 +59,8 @@ def text(study: Study, cells: Sequence[Cell], workers: int) -> str:
     lines = [study.title, f"  methods  {', '.join(a.label for a in study.arms)}"]
     lines += [f"  task     {task}, {study.budget[task]} a run" for task in study.tasks]
     lines += [f"  seeds    {', '.join(map(str, study.seeds))}"]
+    fewer_on = {task: own for task, own in study.task_seeds.items() if own != study.seeds}
+    lines += [f"  seeds    {', '.join(map(str, own))} on {task}" for task, own in fewer_on.items()]
     fewer = [a for a in study.arms if a.seeds is not None]
     lines += [f"  seeds    {', '.join(map(str, a.seeds or ()))} of {a.label}" for a in fewer]
     if study.tuning is not None:

@@ -18,7 +18,7 @@ from apportion.study import budgets
 from apportion.study.checks import known_only
 from apportion.study.design import Arm, Study, plan
 
-STUDY, SOURCE = "study.json", "study.toml"
+STUDY, SOURCE, TUNING = "study.json", "study.toml", "tuning.json"
 
 
 def presets() -> list[str]:
@@ -83,6 +83,7 @@ def record(study: Study) -> dict[str, Any]:
         "arms": {a.label: _arm(a) for a in study.arms},
         "tasks": list(study.tasks),
         "seeds": list(study.seeds),
+        **({"task_seeds": {task: list(own) for task, own in study.task_seeds.items()}} if study.task_seeds else {}),
         **budgets.plain(study.budget),
         **({"lm": study.lm} if study.lm else {}),
         "evaluation": {

@@ -14,13 +14,13 @@ from apportion import __version__
 from apportion.core.errors import UnknownName
 from apportion.runs.files import read_json, write_atomic
 from apportion.study import findings, report
-from apportion.study.files import SOURCE, read_record
+from apportion.study.files import SOURCE, TUNING, read_record
 from apportion.study.findings import Part, Table, Text
 from apportion.study.report import Chart
 from apportion.study.results import Results, results
 from apportion.study.table import load, save
 
-METHODS, TUNING = "methods.json", "tuning.json"
+METHODS = "methods.json"
 PAGE, MARKDOWN, NUMBERS = "report.html", "report.md", "results.csv"
 
 

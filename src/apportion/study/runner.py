@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from apportion.core.errors import ApportionError
-from apportion.runs.files import write_json
+from apportion.runs.files import read_json, write_json
 from apportion.runs.folder import locked
 from apportion.study import cells, estimate
 from apportion.study.cluster import run_ray
 from apportion.study.design import Cell, Study
-from apportion.study.files import claim, load_modules
+from apportion.study.files import TUNING, claim, load_modules, read_record
 from apportion.study.local import run_local
-from apportion.study.publish import METHODS, TUNING, write
+from apportion.study.publish import METHODS, write
+from apportion.study.table import area, kept
 from apportion.study.tuning import Setting, pick
 from apportion.study.watch import View
 
@@ -55,21 +56,23 @@ def run(
     with locked(out):
         claim(out, study, source)
         describe_methods(study, out)
+        before = kept(out, read_record(out))
 
-        def through(todo: Sequence[Cell]) -> None:
+        def through(asked: Sequence[Cell]) -> None:
+            todo = [c for c in asked if c.folder not in before]
             left = [c for c in todo if cells.state(out / c.folder).get("state") not in cells.OVER]
             _run(left, out, workers or os.cpu_count() or 1, ray, View(out, todo, quiet))
 
         if study.tuning is None:
             through(study.cells())
         trials, order = study.tuning_cells(), [a.label for a in study.arms]
-        told: list[dict[str, Any]] = []
+        told = [one for one in _told(out) if any(c.folder in before for c in trials if _of(c, one))]
         for task in study.tasks if study.tuning else ():  # a task's results before the next task's trials
             through(mine := [c for c in trials if c.task == task])
-            chosen, rows = choose(study, out, task, mine)
-            told = sorted(told + rows, key=lambda one: order.index(one["arm"]))
+            told += choose(study, out, task, mine, {one["arm"] for one in told if one["task"] == task})
+            told.sort(key=lambda one: order.index(one["arm"]))
             write_json(out / TUNING, {"rule": "largest mean area under the training curve", "arms": told})
-            through(study.cells(chosen))
+            through(study.cells(chosen(study, told, task)))
     return write(out)
 
 
@@ -82,30 +85,44 @@ def _run(todo: Sequence[Cell], out: Path, workers: int, ray: str | None, view: V
             view.tick(cell)
 
 
-def choose(
-    study: Study, out: Path, task: str, trials: Sequence[Cell]
-) -> tuple[dict[tuple[str, str], tuple[Setting, ...]], list[dict[str, Any]]]:
-    """What the rule picks on a task from its trials, by (arm, task); and what tuning.json tells of it, arm by arm.
+def _told(out: Path) -> list[dict[str, Any]]:
+    """What tuning.json tells so far, arm by arm and task by task."""
+    return list(read_json(out / TUNING, "what tuning chose")["arms"]) if (out / TUNING).exists() else []
 
-    An arm whose trials did not all end (a failed run) gets no pick: a smaller budget would not be fair.
+
+def _of(cell: Cell, one: Mapping[str, Any]) -> bool:
+    """Whether the cell has that arm and task."""
+    return (cell.arm, cell.task) == (one["arm"], one["task"])
+
+
+def choose(study: Study, out: Path, task: str, trials: Sequence[Cell], known: Collection[str]) -> list[dict[str, Any]]:
+    """What the rule picks on a task from its trials, as tuning.json tells it, arm by arm.
+
+    known: arms of which it is told already. An arm whose trials did not all end (a failed run) gets no pick: a
+    smaller budget would not be fair.
     """
-    from apportion.study.table import area
-
     assert study.tuning is not None
-    chosen, told, unit = {}, [], study.budget[task].unit
-    for arm in study.arms:
+    told, unit = [], study.budget[task].unit
+    for arm in [a for a in study.arms if a.label not in known]:
         settings = study.tuning.drawn(arm.label, arm.tune)
         runs = [[c for c in trials if (c.arm, c.trial) == (arm.label, k)] for k in range(len(settings))]
         if any(cells.state(out / c.folder).get("state") not in cells.OVER for trial in runs for c in trial):
             print(f"apportion: warning: {arm.label} on {task}: a tuning run failed; not compared", file=sys.stderr)
             continue
         areas = [[area(out / c.folder, c.budget) for c in trial] for trial in runs]
-        best = pick(areas)
-        chosen[arm.label, task] = settings[best]
         each = [{"settings": _text(s), "areas": a} for s, a in zip(settings, areas, strict=True)]
         spent = sum(cells.spent(out / c.folder, unit) for trial in runs for c in trial)
-        told.append({"arm": arm.label, "task": task, "picked": best, unit: spent, "trials": each})
-    return chosen, told
+        told.append({"arm": arm.label, "task": task, "picked": pick(areas), unit: spent, "trials": each})
+    return told
+
+
+def chosen(study: Study, told: Sequence[Mapping[str, Any]], task: str) -> dict[tuple[str, str], tuple[Setting, ...]]:
+    """The settings that were picked on a task, by (arm, task)."""
+    assert study.tuning is not None
+    picked = {one["arm"]: one["picked"] for one in told if one["task"] == task}
+    return {
+        (a.label, task): study.tuning.drawn(a.label, a.tune)[picked[a.label]] for a in study.arms if a.label in picked
+    }
 
 
 def _text(settings: Sequence[Setting]) -> dict[str, str]:

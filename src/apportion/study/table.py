@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from apportion.core.errors import ApportionError
-from apportion.runs.files import CONFIG, write_atomic
+from apportion.runs.files import CONFIG, read_json, write_atomic
 from apportion.study import cells
 from apportion.study.budgets import Budget, recorded
-from apportion.study.files import read_record
+from apportion.study.files import TUNING, read_record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,6 +58,7 @@ COLUMNS = {
 """Columns of the table and what they hold."""
 _LANGUAGE = tuple(COLUMNS)[tuple(COLUMNS).index("completions") :]
 _TEXTS = ("phase", "arm", "task", "kind", "state", "message", "method", "setup", "commit", "versions", "machine")
+_KEY = ("phase", "arm", "task", "seed", "trial")
 _NONE = {"kind": "none", "steps": 0, "episodes": 0}
 """The row of a run without any evaluation."""
 
@@ -75,22 +76,50 @@ def pandas() -> Any:
 def load(out: str | os.PathLike[str]) -> pd.DataFrame:
     """The table of the study in a folder as a pandas dataframe, one row an evaluation; see `COLUMNS`.
 
-    Read from the runs while they are there, from evaluations.parquet where only that was kept. A run without any
-    evaluation has one row of kind "none". Raises ApportionError for a folder without a study.
+    Read from the runs while they are there, from evaluations.parquet where only that was kept (see `kept`). A run
+    without any evaluation has one row of kind "none". Raises ApportionError for a folder without a study.
     """
     out = Path(out)
     record = read_record(out)
-    if not (out / "cells").exists() and (out / TABLE).exists():
-        return pandas().read_parquet(out / TABLE)
+    before = kept(out, record)
     columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     budget = recorded(record)
     for cell in record["cells"]:
+        if (old := before.get(cell["folder"])) is not None:
+            for name, column in columns.items():
+                column += old[name].tolist() if name in old else [None] * len(old)
+            continue
         rows = cells.domain(budget[cell["task"]]).evaluations(out / cell["folder"]) or [_NONE]
         shared = _shared(cell, out / cell["folder"])
         for name, column in columns.items():
             column += [shared[name]] * len(rows) if name in shared else [row.get(name) for row in rows]
     table = pandas().DataFrame(columns)
     return table.astype(dict.fromkeys(_TEXTS, "category") | dict.fromkeys(_LANGUAGE, float))
+
+
+def kept(out: Path, record: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+    """Rows of evaluations.parquet by folder, of the runs that are over and whose folders are not here.
+
+    A study of which only its table was kept, as in a repository, goes on from it. The trials of an arm on a task count
+    only all together, and only where tuning.json tells what they chose.
+    """
+    gone = {_key(c): c for c in record["cells"] if not (out / c["folder"]).exists()}
+    if not gone or not (out / TABLE).exists():
+        return {}
+    table = pandas().read_parquet(out / TABLE)
+    runs = table[table["state"].isin(cells.OVER)].groupby(list(_KEY), observed=True)
+    found = {gone[key]["folder"]: rows for key, rows in runs if key in gone}
+    tuning = read_json(out / TUNING, "what tuning chose")["arms"] if (out / TUNING).exists() else []
+    whole = {(one["arm"], one["task"]) for one in tuning}
+    trials = [c for c in record["cells"] if c["trial"] is not None]
+    whole -= {(c["arm"], c["task"]) for c in trials if c["folder"] not in found}
+    lost = {c["folder"] for c in trials if (c["arm"], c["task"]) not in whole}
+    return {folder: rows for folder, rows in found.items() if folder not in lost}
+
+
+def _key(cell: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What tells a cell's rows in the table from others."""
+    return tuple(_identity(cell)[name] for name in _KEY)
 
 
 def save(table: pd.DataFrame, out: Path) -> None:
@@ -102,18 +131,18 @@ def save(table: pd.DataFrame, out: Path) -> None:
     write_atomic(out / TABLE, buffer.getvalue())
 
 
+def _identity(cell: Mapping[str, Any]) -> dict[str, Any]:
+    trial = {"phase": "study", "trial": -1} if cell["trial"] is None else {"phase": "tuning", "trial": cell["trial"]}
+    return {name: cell[name] for name in ("arm", "task", "seed")} | trial
+
+
 def _shared(cell: dict[str, Any], folder: Path) -> dict[str, Any]:
     """What all rows of a cell have in common."""
     found = cells.state(folder)
     config = json.loads((folder / CONFIG).read_text()) if (folder / CONFIG).exists() else {}
     method = "; ".join(f"{name} = {value}" for name, value in config.get("method", {}).items())
     setup = {name: config[name] for name in ("overrides", "setup", "steps") if name in config}
-    return {
-        "phase": "study" if cell["trial"] is None else "tuning",
-        "arm": cell["arm"],
-        "task": cell["task"],
-        "seed": cell["seed"],
-        "trial": -1 if cell["trial"] is None else cell["trial"],
+    return _identity(cell) | {
         "state": found.get("state", "waiting"),
         "message": found.get("message", ""),
         "sessions": found.get("sessions", 0),

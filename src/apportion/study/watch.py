@@ -17,6 +17,7 @@ from apportion.study.cells import OVER, Progress
 from apportion.study.design import Cell
 from apportion.study.estimate import duration
 from apportion.study.files import read_record
+from apportion.study.table import kept
 
 SECONDS = 30.0
 """Between two lines of progress where there is no terminal."""
@@ -27,15 +28,15 @@ ORDER = ("running", "failed", "diverged", "stopped", "done", "waiting")
 def progress(out: Path) -> list[Progress]:
     """Every cell of the study in a folder, by its own record. Raises ApportionError where there is no study."""
     record = read_record(out)
-    units = recorded(record)
-    return [
-        Progress(
-            out / c["folder"],
-            _name(c["arm"], c["task"], c["seed"], c["trial"]),
-            units[c["task"]]._replace(amount=c["budget"]),
-        )
-        for c in record["cells"]
-    ]
+    units, before = recorded(record), kept(out, record)
+    rows = []
+    for c in record["cells"]:
+        budget = units[c["task"]]._replace(amount=c["budget"])
+        row = Progress(out / c["folder"], _name(c["arm"], c["task"], c["seed"], c["trial"]), budget)
+        if (found := before.get(c["folder"])) is not None:
+            row.state, row.done = found["state"].iloc[0], c["budget"]
+        rows.append(row)
+    return rows
 
 
 def _name(arm: str, task: str, seed: int, trial: int | None) -> str:
