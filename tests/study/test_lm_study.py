@@ -15,7 +15,7 @@ from small_lm import arm, bytes_of, plan, text, write_given
 from apportion import study
 from apportion.cli import main
 from apportion.core.errors import ApportionError
-from apportion.study import cells, publish, runner, watch
+from apportion.study import cells, estimate, publish, runner, watch
 from apportion.study.files import read, read_record, record
 from apportion.study.results import results
 from apportion.study.runner import TUNING, check, printed_plan, run
@@ -228,6 +228,16 @@ def test_the_plan_says_what_it_does_not_know(given):
     assert "no estimate for digits" in told
     assert "about 0 s" not in told
     assert "1 of GRPO" in told
+
+
+def test_the_time_of_a_preset_is_known_and_of_another_model_not():
+    file = (
+        'methods = ["dr_grpo"]\ntasks = ["sums"]\nseeds = 2\ncompletions = 1280\n[lm.sums]\npreset = "lm_arithmetic"\n'
+    )
+    time, unknown = estimate.seconds(read(file).cells(), 1)
+    assert (time, unknown) == (2 * (estimate.START_SECONDS + 1280 / estimate.rates()["lm_arithmetic"]), [])
+    assert estimate.seconds(read(file + 'model = "mine"\n').cells(), 1) == (0.0, ["sums"])
+    assert estimate.seconds(read(file.replace("completions", "tokens")).cells(), 1) == (0.0, ["sums"])
 
 
 CONTROL = 'methods = ["ppo"]\ntasks = ["CartPole-v1"]\nseeds = 1\n'

@@ -17,16 +17,24 @@ START_SECONDS = 5.0
 
 @cache
 def rates() -> dict[str, float]:
-    """Environment steps a second by task, of PPO on one core; what benchmarks/study/rates.py printed."""
+    """Environment steps a second by task, of PPO on one core, and completions a second of language-model presets."""
     return tomllib.loads(resources.files("apportion.study").joinpath("rates.toml").read_text("utf-8"))
+
+
+def rate(cell: Cell) -> float | None:
+    """Budget that a cell spends a second, where it is known: of a language model, completions of a preset's model."""
+    if cell.lm is None:
+        return rates().get(cell.task)
+    usual = cell.budget.unit == "completions" and "model" not in cell.lm
+    return rates().get(str(cell.lm.get("preset"))) if usual else None
 
 
 def seconds(cells: Sequence[Cell], workers: int) -> tuple[float, list[str]]:
     """Seconds with so many at once, and the tasks whose rate is not known (they are left out)."""
-    known = [c for c in cells if c.task in rates()]
-    total = sum(START_SECONDS + c.budget.amount / rates()[c.task] for c in known)
-    longest = max((START_SECONDS + c.budget.amount / rates()[c.task] for c in known), default=0.0)
-    return max(total / workers, longest), sorted({c.task for c in cells} - set(rates()))
+    each = [(c.task, rate(c), c.budget.amount) for c in cells]
+    known = [START_SECONDS + amount / r for _, r, amount in each if r is not None]
+    unknown = sorted({task for task, r, _ in each if r is None})
+    return max(sum(known) / workers, max(known, default=0.0)), unknown
 
 
 def disk(cells: Sequence[Cell]) -> int:
@@ -52,6 +60,11 @@ def duration(seconds: float) -> str:
     return f"{s // 86400} d {s % 86400 // 3600} h"
 
 
+def _whose(cells: Sequence[Cell]) -> str:
+    control, models = any(c.lm is None for c in cells), any(c.lm is not None for c in cells)
+    return " and ".join(["PPO's rate"] * control + ["its preset's rate"] * models)
+
+
 def text(study: Study, cells: Sequence[Cell], workers: int) -> str:
     """The plan: what runs, how much of it, and about what it costs."""
     tuning = [c for c in cells if c.trial is not None]
@@ -69,7 +82,9 @@ def text(study: Study, cells: Sequence[Cell], workers: int) -> str:
         lines += [f"  tuning   {len(tuning):,} runs, {total(c.budget for c in tuning)}"]
     lines += [f"  compared {len(compared):,} runs, {total(c.budget for c in compared)}"]
     time, unknown = seconds(cells, workers)
-    lines += [f"  time     about {duration(time)} with {workers} at once, at PPO's rate on one core"] if time else []
+    lines += (
+        [f"  time     about {duration(time)} with {workers} at once, at {_whose(cells)} on one core"] if time else []
+    )
     lines += [f"  time     no estimate for {', '.join(unknown)}" for _ in unknown[:1]]
     lines += [f"  disk     about {disk(cells) / 1e6:,.0f} MB"]
     return "\n".join(lines)
